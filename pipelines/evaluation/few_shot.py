@@ -87,7 +87,7 @@ def evaluate_few_shot(
     sources, template = reads.open(), question_template(reads, shots.template)
     data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
     say(f"{split}: {note}" for note in sources[split].notes())
-    kind = KINDS[objective.asks_for](data, shots.words, [question.answer for question in solvable])
+    kind = KINDS[objective.asks_for[0]](data, shots.words, [question.answer for question in solvable])
     scores = data.scores()
     names = [name for name in scores.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
@@ -130,7 +130,7 @@ def question_template(reads: Reads, given: str | None) -> str:
     """The template of a question; raises UserError for a template with an unknown column, or without any column."""
     columns = list(reads.asked_columns(reads.text_columns().values()).values())
     if given is None:
-        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.answer_column}:"])
+        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.asks_for[1]}:"])
     template = given.replace("\\n", "\n")
     fields = FIELD.findall(template)
     for name in fields:

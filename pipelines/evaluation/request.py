@@ -9,6 +9,7 @@ from ..errors import UserError, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe, parse_override
+from ..recipes.data_section import sections_of
 from ..recipes.recipe_files import is_file_of, read_yaml_file, recipe_beside
 from ..recipes.schema import MINIMAL_PAIRS, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
 from ..recipes.suite_file import Suite
@@ -149,7 +150,7 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     Raises:
         UserError: the recipe has no such split.
     """
-    sections = objective_of(recipe).data_sections()
+    sections = sections_of(objective_of(recipe))
     available = [
         split
         for split in SPLITS

@@ -172,7 +172,7 @@ class ReadsChats(Reads):
 
     def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[dict[str, Any] | None]:
         """What _row_of returns for each example, with prompt and answer of its first conversation."""
-        per_row = self.objective.sequences_per_row
+        per_row = self.objective.planned().sequences
         conversations = [(place, chat) for place, row in batch for chat in self._conversations(read, place, row)]
         encoded, rows = data.labels.encode(conversations, read.left_out), []
         for start in range(0, len(conversations), per_row):
@@ -295,6 +295,3 @@ class ChatTask(Objective):
     def check(self) -> None:
         check_examples(self)
         super().check()
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}

@@ -47,11 +47,6 @@ def check_classes(objective: Objective) -> None:
         raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
 
 
-def splits_with_weights(objective: Objective, splits: list[str]) -> list[str]:
-    """The splits that are needed to measure one, with `train` where class weights are computed from it."""
-    return [*splits, "train"] if objective.settings.class_weights == "balanced" and "train" not in splits else splits
-
-
 @dataclass(frozen=True)
 class ClassLabels:
     """The classes of a task, as found in the data of all splits.

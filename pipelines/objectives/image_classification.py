@@ -15,7 +15,6 @@ from .class_labels import (
     LearnsClasses,
     check_classes,
     find_classes,
-    splits_with_weights,
     try_classes,
     with_class_notes,
 )
@@ -156,7 +155,6 @@ class ImageClassification(ImageObjective):
     families = ("vit",)
     compares = "classes"
     default_metrics = ("accuracy",)
-    validates_metrics = True
     words = Words(
         row="example",
         loss="nats per example",
@@ -171,9 +169,6 @@ class ImageClassification(ImageObjective):
     def check(self) -> None:
         super().check()
         check_classes(self)
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))
 
 
 class ImageRows(StoredImages):

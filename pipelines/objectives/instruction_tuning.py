@@ -169,16 +169,15 @@ class InstructionTuning(ChatTask):
             self.words = replace(self.words, step=f"rows x {self.settings.max_length} tokens")
 
     @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        return (row.fits("tokens") and not row.every_token) or row.fits("texts")
+    def metric_names(cls) -> list[str]:
+        fitting = super().metric_names()
+        return [name for name, row in METRICS.items() if name in fitting or row.fits("texts")]
 
     @property
-    def asks_for(self) -> str:
-        return "texts" if self.settings.messages_field is None and self.settings.prompt_field is not None else ""
-
-    @property
-    def answer_column(self) -> str:
-        return self.settings.answer_field
+    def asks_for(self) -> tuple[str, str] | None:
+        section = self.settings
+        is_prompt = section.messages_field is None and section.prompt_field is not None
+        return ("texts", section.answer_field) if is_prompt else None
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]

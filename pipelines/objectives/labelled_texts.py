@@ -56,16 +56,9 @@ class LabelledTextTask(Objective, ABC):
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})
     words = replace(PREDICTS, hub_task="text-classification", example=your_text_or_pair)
 
-    @property
-    def answer_column(self) -> str:
-        return self.settings.label_field
-
     def check(self) -> None:
         check_examples(self)
         super().check()
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
 
     @abstractmethod
     def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:

@@ -5,7 +5,7 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
-from .base import FamiliesWith, Objective
+from .base import FamiliesWith, Objective, Planned
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
 from .masking import (
@@ -98,8 +98,8 @@ class Masked(TextObjective):
         if self.facts.family is not None:
             check_ahead(self)
 
-    def labelled_share(self) -> float:
-        return self.settings.mask_probability
+    def planned(self) -> Planned:
+        return replace(super().planned(), labelled=self.settings.mask_probability)
 
 
 class MaskedCollator:

@@ -15,7 +15,7 @@ from ..plugins import OBJECTIVES, OWN_BATCHES, register_objective
 from ..recipes.compose import of_others, owners_of
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import show
-from .base import FamiliesWith
+from .base import FamiliesWith, Planned
 from .data import Data
 from .looking_ahead import PREFIX_MASK
 from .parts import ReadsParts, SeveralObjectives
@@ -202,9 +202,6 @@ class Mixture(SeveralObjectives):
     def reads_recipes_data(self) -> bool:
         return any(part.data is None for part in self.settings.parts)
 
-    def check_family(self) -> None:
-        self.of_each(lambda part: part.check_family())
-
     def check(self) -> None:
         self.of_each(lambda part: part.check())
         super().check()
@@ -214,8 +211,9 @@ class Mixture(SeveralObjectives):
         shared = {"sequence_length": self.settings.sequence_length} if None in lengths else {}
         return shared | {f"parts.{number}.sequence_length": length for number, length in enumerate(lengths)}
 
-    def planned_fields(self) -> dict[str, Any]:
-        return dict(ChainMap(*(part.planned_fields() for part in reversed(self.parts.values()))))
+    def planned(self) -> Planned:
+        fields = ChainMap(*(part.planned().fields for part in reversed(self.parts.values())))
+        return replace(super().planned(), fields=fields)
 
 
 def own_row(row: dict) -> dict:

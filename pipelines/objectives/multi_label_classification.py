@@ -16,7 +16,6 @@ from .class_labels import (
     NamedClassSettings,
     check_classes,
     find_classes,
-    splits_with_weights,
 )
 from .class_scores import ClassScores, Judged
 from .label_values import held
@@ -166,7 +165,6 @@ class MultiLabelClassification(LabelledTextTask):
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersLabelSets
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
-    validates_metrics = True
     words = replace(LabelledTextTask.words, loss="nats per label", example=every_class)
 
     def check(self) -> None:
@@ -204,6 +202,3 @@ class MultiLabelClassification(LabelledTextTask):
             return LabelSets(*args, is_multi_hot=settings.is_multi_hot, **further)
 
         return find_classes(reads, *of_classes, classes_in=self.classes_in, kind=kind)
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))

@@ -10,7 +10,7 @@ from ..data.ordered_rows import OrderedRows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
-from .base import check_examples
+from .base import Planned, check_examples, refuse_idle
 from .data import Data
 from .finished_model import FinishedModel
 from .parts import ReadsParts, SeveralObjectives, of_label
@@ -151,7 +151,7 @@ class MultiTask(SeveralObjectives):
     def check(self) -> None:
         self.of_each(lambda part: part.check())
         if all(part.settings.num_beams == 1 for part in self.parts.values()):
-            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
+            refuse_idle(self, ["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
         check_examples(self)
         super().check()
 
@@ -162,8 +162,8 @@ class MultiTask(SeveralObjectives):
 
     def lengths(self) -> dict[str, int | None]:
         parts = enumerate(self.settings.parts)
-        own = {name: getattr(self.settings, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+        own = super().lengths() | {"max_new_tokens": self.settings.max_new_tokens}
         return own | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
-    def row_lengths(self) -> tuple[int, int]:
-        return self.settings.max_length, self.settings.most_written
+    def planned(self) -> Planned:
+        return Planned((self.settings.max_length, self.settings.most_written))

@@ -19,7 +19,7 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective, Planned, check_examples
 from .class_scores import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples
@@ -248,13 +248,12 @@ class MultipleChoice(Objective):
     tokens = Tokens("cls_sep")
     compares = "classes"
     default_metrics = ("accuracy",)
-    validates_metrics = True
     words = replace(PREDICTS, hub_task="multiple-choice")
 
     @classmethod
-    def takes_metric(cls, row: Any) -> bool:
+    def metric_names(cls) -> list[str]:
         """Only metrics that do not look at single classes: a choice's number means nothing beyond its example."""
-        return row in (METRICS["accuracy"], METRICS["expected_calibration_error"])
+        return [name for name in METRICS if name in ("accuracy", "expected_calibration_error")]
 
     def check(self) -> None:
         check_examples(self)
@@ -265,14 +264,10 @@ class MultipleChoice(Objective):
         if isinstance(section.choices_field, list) and len(set(section.choices_field)) < 2:
             raise UserError(f"task.choices_field={show(section.choices_field)} must name two or more different columns")
 
-    @property
-    def sequences_per_row(self) -> int:
-        """One for each choice; four are assumed for a list in one column, whose length only the data tell."""
+    def planned(self) -> Planned:
+        """A sequence for each choice; four are assumed for a list in one column, whose length only the data tell."""
         choices = self.settings.choices_field
-        return 4 if isinstance(choices, str) else len(choices)
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
+        return replace(super().planned(), sequences=4 if isinstance(choices, str) else len(choices))
 
 
 def collator_of(tokenizer) -> "ChoiceCollator":

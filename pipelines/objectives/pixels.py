@@ -10,6 +10,7 @@ from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
+from .base import Planned
 from .data import Data
 from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
@@ -250,11 +251,9 @@ class Pixels(ImageObjective):
         if "linear_probe" in self.recipe.evaluation.metrics and section.label_field is None:
             raise UserError("evaluation.metrics: linear_probe needs objective.label_field, the column of the classes")
 
-    def row_lengths(self) -> tuple[int, int]:
-        return self.settings.pixels, self.settings.pixels
-
-    def planned_fields(self) -> dict[str, Any]:
-        return config_sizes(self.settings.clusters, self.settings.pixels)
+    def planned(self) -> Planned:
+        pixels = self.settings.pixels
+        return Planned((pixels, pixels), fields=config_sizes(self.settings.clusters, pixels))
 
 
 class PixelRows(StoredImages):

@@ -16,6 +16,7 @@ from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
 from ..words import watched
+from .base import Planned
 from .chat_templates import Encoded
 from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
@@ -160,11 +161,12 @@ class Preference(ChatTask):
     Reads, Learns, Scores = ReadsPairs, LearnsPairs, RewardScores
     compares = "rewards"
     default_metrics = ("reward_accuracy", "reward_margin")
-    validates_metrics = True
     words = replace(ChatTask.words, row="pair", loss="nats per pair")
-    sequences_per_row = 2
     is_start_where_null = "reference"
     share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
+
+    def planned(self) -> Planned:
+        return replace(super().planned(), sequences=2)
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:

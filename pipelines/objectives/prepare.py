@@ -12,6 +12,7 @@ from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
 from ..storage.checksums import contents
+from .base import teaching_of
 from .data import Data, ModelFacts
 from .reads import Reads
 
@@ -37,7 +38,7 @@ def prepare_data(
     objective, cache = objective_of(recipe), cache_of(recipe)
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
-    teaching = objective.teaching(reads) if for_training and recipe.teacher is not None else None
+    teaching = teaching_of(objective, reads) if for_training and recipe.teacher is not None else None
     if for_training:
         reads.check_model()
     if teaching is not None:

@@ -404,9 +404,6 @@ class QuestionAnswering(Objective):
     def metrics_of_answers(self) -> list[str]:
         return list(self.recipe.evaluation.metrics)
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
 
 def collator_of(tokenizer) -> "WindowCollator":
     """The collator of windows that a tokenizer has made."""

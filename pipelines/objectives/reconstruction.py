@@ -64,7 +64,7 @@ class ReadsCorrupted(ReadsText):
         return self.objective.Corruption.row_length(self.settings)
 
     def _widths(self) -> tuple[int, int]:
-        return self.objective.row_lengths()
+        return self.objective.planned().lengths
 
     def collator(self, data: Data, packed: bool) -> "SourceTargetCollator":
         corrupt = self.objective.Corruption(self.objective, data.tokenizer)

@@ -15,6 +15,7 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
+from .base import Planned
 from .data import Data
 from .masking import (
     HIDDEN,
@@ -99,7 +100,7 @@ class LearnsPairs(LearnsText):
     """Hidden tokens, and whether the second segment is right."""
 
     def config_fields(self) -> dict[str, Any]:
-        return frame_ids(self.tokenizer) | self.objective.planned_fields()
+        return frame_ids(self.tokenizer) | self.objective.planned().fields
 
     def adapt(self, model: Any) -> None:
         super().adapt(model)
@@ -154,8 +155,12 @@ class SentencePairs(TextObjective):
     )
 
     @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        return row.compares == cls.compares or (row.compares == "tokens" and not row.every_token)
+    def metric_names(cls) -> list[str]:
+        return [
+            name
+            for name, row in METRICS.items()
+            if row.compares == cls.compares or (row.compares == "tokens" and not row.every_token)
+        ]
 
     def check(self) -> None:
         super().check()
@@ -173,12 +178,10 @@ class SentencePairs(TextObjective):
             )
         check_segments(self, recipe.model.fields.get("type_vocab_size"), "model.type_vocab_size")
 
-    def labelled_share(self) -> float:
-        return self.settings.mask_probability
-
-    def planned_fields(self) -> dict[str, Any]:
-        fields = self.recipe.model.fields
-        return {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
+    def planned(self) -> Planned:
+        model = self.recipe.model
+        fields = {} if model.name_or_path or "type_vocab_size" in model.fields else {"type_vocab_size": 2}
+        return replace(super().planned(), labelled=self.settings.mask_probability, fields=fields)
 
 
 def check_segments(objective: SentencePairs, number: int | None, field: str) -> None:

@@ -249,6 +249,3 @@ class TextObjective(Objective):
     words = Words(step="rows x {0.sequence_length} tokens")
     compares = "tokens"
     default_metrics = ("perplexity",)
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"sequence_length": self.settings.sequence_length}

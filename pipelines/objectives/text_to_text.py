@@ -14,7 +14,7 @@ from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .base import check_examples
+from .base import check_examples, refuse_idle
 from .data import Data
 from .example_reads import ReadsExamples
 from .label_values import Classes, check_names, number_of
@@ -224,12 +224,8 @@ class TextToText(WritingTask):
         self.names_metrics = names_metrics
 
     @property
-    def answer_column(self) -> str:
-        return self.settings.target_field
-
-    @property
-    def asks_for(self) -> str:
-        return "texts" if self.settings.answers == "texts" else ""
+    def asks_for(self) -> tuple[str, str] | None:
+        return ("texts", self.settings.target_field) if self.settings.answers == "texts" else None
 
     @property
     def metrics(self) -> list[str]:
@@ -261,9 +257,9 @@ class TextToText(WritingTask):
             )
         answers = f"task.answers={section.answers}"
         if section.answers != "classes":
-            self.refuse_idle(["label_names"], answers, "task.answers=classes")
+            refuse_idle(self, ["label_names"], answers, "task.answers=classes")
         if section.answers != "numbers":
-            self.refuse_idle(["step"], answers, "task.answers=numbers")
+            refuse_idle(self, ["step"], answers, "task.answers=numbers")
         self.check_search()
         check_names(section.label_names)
         check_examples(self)

@@ -26,7 +26,6 @@ from .class_labels import (
     check_classes,
     find_classes,
     names_of_outputs,
-    splits_with_weights,
     try_classes,
 )
 from .class_scores import ClassScores, Judged, texts_of_row
@@ -363,7 +362,6 @@ class TokenClassification(Objective):
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"})
     compares = "tags"
     default_metrics = ("entity_f1", "tag_accuracy")
-    validates_metrics = True
     taught = "tags"
     words = Words(
         row="sentence",
@@ -377,9 +375,3 @@ class TokenClassification(Objective):
         check_examples(self)
         super().check()
         check_classes(self)
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))

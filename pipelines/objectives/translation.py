@@ -97,11 +97,10 @@ class Translation(WritingTask):
     Reads, Learns, Scores, Answers = ReadsTranslations, LearnsToWrite, TextScores, WritesTexts
     default_metrics = ("bleu",)
     words = replace(WritingTask.words, sample="translation of {prompt!r}", hub_task="translation")
-    asks_for = "texts"
 
     @property
-    def answer_column(self) -> str:
-        return self.settings.target_field
+    def asks_for(self) -> tuple[str, str]:
+        return "texts", self.settings.target_field
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):

@@ -14,7 +14,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, say, watched
 from .answers import Answers
-from .base import TOKENS, Objective
+from .base import TOKENS, Objective, Planned, refuse_idle
 from .data import Data
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
@@ -58,17 +58,16 @@ class WritingTask(Objective):
     def check_search(self) -> None:
         """Raise UserError for a setting of beams that has no effect on greedy search."""
         if self.settings.num_beams == 1:
-            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
+            refuse_idle(self, ["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def metrics_of_answers(self) -> list[str]:
         return list(self.metrics)
 
     def lengths(self) -> dict[str, int | None]:
-        section = self.settings
-        return {name: getattr(section, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+        return super().lengths() | {"max_new_tokens": self.settings.max_new_tokens}
 
-    def row_lengths(self) -> tuple[int, int]:
-        return self.settings.max_length, self.settings.most_written
+    def planned(self) -> Planned:
+        return Planned((self.settings.max_length, self.settings.most_written))
 
 
 class Pairs:

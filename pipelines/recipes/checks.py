@@ -10,9 +10,12 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UnknownName, UserError, did_you_mean, nearest
+from ..metrics import of_validations
+from ..objectives.tokens import check_tokenizer
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
+from ..positions import check_context, check_rows
 from . import introspection
-from .data_section import DERIVED_FROM_TEXT
+from .data_section import DERIVED_FROM_TEXT, check_sections, sections_of
 from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
@@ -121,16 +124,16 @@ def check_recipe(recipe: Recipe) -> None:
         from .base_width import check_transfer
 
         check_transfer(recipe, config_namespace(recipe))
-    objective.check_data()
+    check_sections(objective)
     _check_derived(objective)
-    if any(data.streaming for data in objective.data_sections()):
+    if any(data.streaming for data in sections_of(objective)):
         if recipe.training.max_steps < 1:
             raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
         from .usual_rates import in_steps
 
         in_steps(recipe, None)
-    objective.check_family()
-    objective.check_tokenizer()
+    _check_family(objective)
+    check_tokenizer(objective)
     _check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()
@@ -140,6 +143,18 @@ def check_recipe(recipe: Recipe) -> None:
         from .stage_plan import check_stages
 
         check_stages(recipe, _check_stage)
+
+
+def _check_family(objective) -> None:
+    """Raise UserError for a family of models that the objective, or one of its parts, does not train."""
+    if objective.parts and objective.section == "objective":
+        objective.of_each(_check_family)
+        return
+    family = objective.recipe.model.family
+    if family is not None and family not in objective.families:
+        raise UserError(
+            f"model.family={family} does not go with {objective.setting}; it takes {' or '.join(objective.families)}"
+        )
 
 
 def _check_stage(recipe: Recipe) -> None:
@@ -155,7 +170,7 @@ def _check_stage(recipe: Recipe) -> None:
 
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
-    for data in objective.data_sections():
+    for data in sections_of(objective):
         if data.bad_rows != "refuse" and objective.section != "task" and objective.tokens is not None:
             raise UserError(
                 f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
@@ -301,9 +316,9 @@ def _check_positions(recipe: Recipe, objective) -> None:
     if positions is None:
         return
     if config.position_encoding == "learned":
-        objective.check_length(positions, "model.max_position_embeddings")
+        check_rows(objective, positions, "model.max_position_embeddings")
     else:
-        objective.check_context(positions)
+        check_context(objective, positions)
 
 
 def _check_evaluation(recipe: Recipe, objective) -> None:
@@ -316,7 +331,7 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
                 f"predicts their tokens; leave it out"
             )
     if section.best_metric is not None:
-        known = ["loss", *objective.metrics_of_validations(), *objective.metrics_of_answers()]
+        known = ["loss", *of_validations(objective), *objective.metrics_of_answers()]
         known += [MINIMAL_PAIRS] if section.minimal_pairs is not None else []
         if section.best_metric in section.metrics and section.best_metric not in known:
             raise UserError(

@@ -192,6 +192,20 @@ def _check_encoding(source: SourceSection, path: str) -> None:
         raise UserError(f"{field} has no effect without {path}.files")
 
 
+def sections_of(objective) -> list[DataSection]:
+    """The data sections that are read: the recipe's, or one for each part of a mixture or multi-task."""
+    return [part.recipe.data for part in objective.parts.values()] or [objective.recipe.data]
+
+
+def check_sections(objective) -> None:
+    """Raise UserError for data settings that exclude each other; reads no file."""
+    if objective.parts:
+        objective.check_parts()
+        objective.of_each(check_sections)
+    else:
+        check_data(objective.recipe.data)
+
+
 def check_data(data: DataSection) -> None:
     """Raise UserError for settings of the data section that exclude each other; no file is touched."""
     _check_source(data, "data", data.mixture)

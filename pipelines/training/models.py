@@ -17,7 +17,14 @@ from ..objectives.documents_apart import check_documents_apart
 from ..objectives.learns import Learns
 from ..open_tokenizer import vocabulary_size
 from ..plugins import objective_of
-from ..positions import counts_from_padding, learns_positions, most_positions, position_scheme
+from ..positions import (
+    check_context,
+    check_rows,
+    counts_from_padding,
+    learns_positions,
+    most_positions,
+    position_scheme,
+)
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -226,9 +233,9 @@ def check_length(objective: Objective, config, trains: bool = False, data: Data 
         return
     if learns_positions(config):
         if most != getattr(config, "max_position_embeddings", None):
-            objective.check_length(most, "the model's usable positions")
-        objective.check_length(most)
+            check_rows(objective, most, "the model's usable positions")
+        check_rows(objective, most)
         if data is not None:
             data.answers().check_prompts(most)
     elif position_scheme(config) == "rotary" and trains:
-        objective.check_context(most)
+        check_context(objective, most)

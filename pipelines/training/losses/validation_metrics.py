@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from ...errors import UserError
 from ...likelihoods.minimal_pairs import MinimalPairs, is_right
+from ...metrics import of_validations
 from ...objectives.data import Data
 from ...objectives.finished_model import FinishedModel
 from ...objectives.scores import Scores, evenly_spread
@@ -36,7 +37,7 @@ class ValidationMetrics:
         objective = data.objective
         self.scores, self.answers, self.tokenizer = scores, data.answers(), data.tokenizer
         self.rows, self.most, self.pairs = rows, section.max_rows, pairs
-        self.of_pass, answered = objective.metrics_of_validations(), objective.metrics_of_answers()
+        self.of_pass, answered = of_validations(objective), objective.metrics_of_answers()
         self.of_answers = answered if section.best_metric in answered else []
         self.names = list(dict.fromkeys([*section.metrics, *self.of_answers, *([MINIMAL_PAIRS] if pairs else [])]))
         if self.of_answers and rows is not None and section.best_metric in scores.unanswered(rows, self.numbers):

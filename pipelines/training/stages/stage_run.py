@@ -37,7 +37,7 @@ class StageRun:
     @property
     def row_length(self) -> int:
         """The maximum number of tokens in a row; 1 if only the model knows."""
-        return self.data.objective.row_lengths()[0] or 1
+        return self.data.objective.planned().lengths[0] or 1
 
     def words(self) -> str:
         """`80 steps of 32 rows x 512 tokens, learning rate constant`."""
