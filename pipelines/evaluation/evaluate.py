@@ -131,7 +131,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
     say(f"{split}: {note}" for note in rows.notes)
-    chosen = data.scores().some_rows(rows, max_examples) if partial else list(range(len(rows)))
+    chosen = rows.of_examples(max_examples) if partial else list(range(len(rows)))
     of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
     return PreparedEvaluation(recipe, split, data, names, *of_splits, max_examples)
 
@@ -215,7 +215,7 @@ def answers_of(scores: Scores, comparison: Comparison) -> list[dict]:
     ]
     if comparison.probabilities is not None:
         for answer, scores in zip(answers, comparison.probabilities):
-            answer["scores"] = {name: float(score) for name, score in zip(owner.score_names(len(scores)), scores)}
+            answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
     return answers
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import transformers
 
 from ..adapters import weights_identity
+from ..data.rows import evenly_spread
 from ..errors import UserError, did_you_mean
 from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
@@ -25,7 +26,6 @@ from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.data import Data
 from ..objectives.prepare import cache_of, leaves_out
 from ..objectives.reads import Reads
-from ..objectives.scores import evenly_spread
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
@@ -89,7 +89,7 @@ def evaluate_few_shot(
     say(f"{split}: {note}" for note in sources[split].notes())
     kind = KINDS[objective.asks_for[0]](data, shots.words, [question.answer for question in solvable])
     scores = data.scores()
-    names = [name for name in scores.metrics if METRICS[name].fits(kind.compares)]
+    names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
     solved = draw_shots(solvable, max(shots.numbers), recipe)
     if max_examples is not None:
@@ -128,7 +128,7 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
 
 def question_template(reads: Reads, given: str | None) -> str:
     """The template of a question; raises UserError for a template with an unknown column, or without any column."""
-    columns = list(reads.asked_columns(reads.text_columns().values()).values())
+    columns = list(reads.asked_columns().values())
     if given is None:
         return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.asks_for[1]}:"])
     template = given.replace("\\n", "\n")

@@ -52,7 +52,7 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
     That is the model from which the recipe's training starts, or, if it names none, the one from which `model` was
     trained. Raises UserError where neither is known.
     """
-    part, name = objective_of(recipe).section, objective_of(recipe).is_start_where_null
+    part, name = recipe.learned_section, recipe.learned.is_start_where_null
     if name is None:
         return recipe
     data, _ = read_yaml_file(task, "recipes", "recipe")

@@ -216,7 +216,7 @@ _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a refer
 def of_validations(objective) -> list[str]:
     """The recipe's metrics that validations during training measure; others need the finished model."""
     metrics = objective.recipe.evaluation.metrics
-    return [name for name in metrics if objective.Scores.reads_logits or METRICS[name].of_validations]
+    return [name for name in metrics if objective.Scores.predicts or METRICS[name].of_validations]
 
 
 def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_classes: int | None = None) -> None:

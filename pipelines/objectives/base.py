@@ -9,7 +9,7 @@ command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -51,7 +51,7 @@ class Planned:
     lengths: tuple[int | None, int | None]
     sequences: int = 1
     labelled: float = 1.0
-    fields: Mapping[str, Any] = MappingProxyType({})
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FamiliesWith:
@@ -87,10 +87,8 @@ class Objective:
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
     compared by text and by position.
     unused_weights: prefixes of the names of weights that the model has and the objective does not use.
-    share_of_usual_rate: factor on the model's usual learning rate (recipes/usual_rates.py).
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
-    is_start_where_null: the setting whose null means the model from which the training starts; None: there is none.
     """
 
     name: ClassVar[str]
@@ -112,10 +110,8 @@ class Objective:
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
     unused_weights: ClassVar[tuple[str, ...]] = ()
-    share_of_usual_rate: ClassVar[float] = 1.0
     taught: ClassVar[str] = "nothing"
     stratified_by: str | None = None
-    is_start_where_null: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs):
         """Derive the subclass's Settings with a field `name`, whose default is the objective's name."""

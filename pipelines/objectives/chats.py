@@ -85,7 +85,8 @@ class ReadsChats(Reads):
     def text_columns(self) -> dict[str, str]:
         return {name: column for name, column in self.columns().items() if name not in ("tools_field", VARIABLES)}
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
+        there = self.text_columns().values() if there is None else there
         fields = {name: column for name, column in self.columns().items() if name in ASKED}
         return {name: column for name, column in fields.items() if name not in OPTIONAL or column in there}
 

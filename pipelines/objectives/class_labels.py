@@ -223,12 +223,8 @@ def with_class_notes(objective: Objective, rows: dict) -> dict:
 class LearnsClasses(Learns):
     """The classes' names in the model's config, by which `pipeline()` answers, and their weights in the loss."""
 
-    @property
-    def new_head(self) -> str:
-        return self.data.labels.new_head
-
     def config_fields(self) -> dict[str, Any]:
-        names = self.data.names
+        names = self.data.labels.names
         return {
             **decoder_start(self.objective, self.tokenizer),
             "num_labels": len(names),

@@ -29,9 +29,10 @@ class ReadsExamples(Reads):
         """Recipe field -> column that is read; the last one holds the label or answer."""
 
     def text_columns(self) -> dict[str, str]:
+        """{setting: the column that it names} for each text of an example."""
         return self.columns()
 
-    def asked_columns(self, there) -> dict[str, str]:
+    def asked_columns(self, there=None) -> dict[str, str]:
         return self.text_columns()
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
@@ -113,7 +114,7 @@ class ReadsExamples(Reads):
     # ---- questions to a language model
 
     def questions(self, data: Data, source: "Examples") -> Iterator[tuple[dict[str, str], Any]]:
-        columns = self.asked_columns(self.text_columns().values())
+        columns = self.asked_columns()
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
             yield texts, self._true_answer(data, row, place)

@@ -19,7 +19,7 @@ from .class_labels import (
     with_class_notes,
 )
 from .class_scores import ClassScores, Judged
-from .data import Data
+from .data import Data, collated
 from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value
@@ -61,13 +61,18 @@ class ReadsClassedImages(ReadsImages):
     def columns(self) -> dict[str, str]:
         return super().columns() | {"label_field": self.settings.label_field}
 
-    def check_model(self) -> None:
+    def open(self) -> dict[str, Any]:
         weights = self.settings.class_weights
-        if weights is not None and getattr(self.facts.config, "distillation_head", False):
+        if (
+            self.facts.measured is None
+            and weights is not None
+            and getattr(self.facts.config, "distillation_head", False)
+        ):
             raise UserError(
                 f"task.class_weights={show(weights)} does not go with "
                 f"model.distillation_head=true, whose two classifiers have a loss each; remove one of the two"
             )
+        return super().open()
 
     def _labels(self, sources: dict, cache: Path) -> ClassLabels:
         return find_classes(self, self.settings.label_field, label_setting(self.settings), sources, cache)
@@ -103,7 +108,7 @@ class ReadsClassedImages(ReadsImages):
         return ImageCollator(
             Augmentation(section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha),
             store=data.rows["train"].store if "train" in data.rows else None,
-            num_classes=len(data.names),
+            num_classes=len(data.labels.names),
             mean=mean,
             std=std,
             seed=self.seed,
@@ -117,7 +122,7 @@ class ReadsClassedImages(ReadsImages):
         )
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
-        batch, names = self.collated(data, rows, number, row), data.names
+        batch, names = collated(data, rows, number, row), data.labels.names
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
         console.print(image_text(batch["pixel_values"][0]))
         console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)

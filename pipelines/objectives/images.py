@@ -52,7 +52,7 @@ class ReadsImages(Reads):
         """Recipe field -> column that is read."""
         return {"image_field": self.settings.image_field}
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         return {"image_field": self.settings.image_field}
 
     @cached_property

@@ -90,7 +90,7 @@ class ReadsInstructions(ReadsChats):
         return CausalCollator(packed) if self.settings.packing else PaddingCollator(data.labels.padding)
 
     def questions(self, data: Data, source: "Examples") -> Iterator[tuple[dict[str, str], str]]:
-        section, columns = self.settings, self.asked_columns(self.text_columns().values())
+        section, columns = self.settings, self.asked_columns()
         for place, row in source:
             cells = (
                 row if section.input_field is None else row | {section.input_field: row.get(section.input_field) or ""}
@@ -144,7 +144,7 @@ class AnswerScores(PerplexityScores):
 
         written = [text.strip() for text in finished.shared(conversations, write)]
         true = [references[number].strip() for number in conversations]
-        return self.compare(written, true, names=names, rows=conversations)
+        return self._compare(written, true, names=names, rows=conversations)
 
 
 @register_objective

@@ -114,10 +114,10 @@ class ReadsLabelledTexts(ReadsExamples):
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         needed = self.objective.encoding().needs_both
-        columns = self.text_columns().items()
-        return {name: column for name, column in columns if needed or name == "text_field" or column in there}
+        columns, there = self.text_columns(), self.text_columns().values() if there is None else there
+        return {name: column for name, column in columns.items() if needed or name == "text_field" or column in there}
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
         return self.objective.labels(self, sources, cache)

@@ -103,7 +103,7 @@ class LearnsLabelSets(LearnsClasses):
         if examples in counts:
             raise UserError(
                 f"task.class_weights=balanced: every training example is of the class "
-                f"{self.data.names[counts.index(examples)]!r}; give the weights as a list"
+                f"{self.data.labels.names[counts.index(examples)]!r}; give the weights as a list"
             )
         return [(examples - count) / count for count in counts]
 
@@ -118,28 +118,25 @@ class LabelSetScores(ClassScores):
         return torch.cat([logits.float().sigmoid(), labels.float()], dim=-1)
 
     def scored(self, predictions) -> Scored:
-        number = len(self.data.names)
+        number = len(self.data.labels.names)
         scores, true = predictions[:, :number], predictions[:, number:].astype("int8")
         predicted = (scores >= self.settings.threshold).astype("int8")
         confidence = abs(1 - predicted - scores)  # probability of each answer, "has" or "does not have" the class
         judged = Judged(predicted.ravel(), true.ravel(), confidence.ravel(), np.arange(len(true)).repeat(number))
-        return self.compare(predicted.tolist(), true.tolist(), scores, judged=judged)
+        return self._compare(predicted.tolist(), true.tolist(), scores, judged=judged)
 
     def _judged_classes(self, judged: Judged) -> dict[str, Any]:
         from ..metrics.class_report import per_class
 
-        predicted, true = (side.reshape(-1, len(self.data.names)) for side in (judged.given, judged.true))
-        return {"classes": per_class(self.data.names, predicted, true)}
+        predicted, true = (side.reshape(-1, len(self.data.labels.names)) for side in (judged.given, judged.true))
+        return {"classes": per_class(self.data.labels.names, predicted, true)}
 
     def _said(self, judged: Judged, place: int, row: dict) -> tuple[str, str]:
-        name, has = self.data.names[place % len(self.data.names)], judged.true[place]
+        name, has = self.data.labels.names[place % len(self.data.labels.names)], judged.true[place]
         return (f"not {name}", name) if has else (name, f"not {name}")
 
-    def named(self, value: list[int]) -> list[str]:
-        return self.data.labels.chosen(value)
-
-    def score_names(self, count: int) -> list[str]:
-        return self.data.names
+    def named(self, value: list[int] | int) -> list[str] | str:
+        return self.data.labels.names[value] if isinstance(value, int) else self.data.labels.chosen(value)
 
 
 class AnswersLabelSets(AnswersTexts):

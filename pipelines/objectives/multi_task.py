@@ -72,11 +72,6 @@ class ReadsTasks(ReadsParts):
 class TaskScores(Scores):
     """The metrics of each task, with its name behind them."""
 
-    def unanswered(self, rows: OrderedRows, numbers: Sequence[int]) -> list[str]:
-        present = {rows.place(number)[0] for number in numbers}
-        missing = {name: part for name, part in self.objective.parts.items() if name not in present}
-        return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
-
     def of_answers(
         self, answers: WritesTexts, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int], train
     ) -> Scored:

@@ -170,9 +170,6 @@ class ReadsParts(Reads):
         """Join the rows of all parts of one split. weights: as ordered_rows.mixed takes them."""
         return mixed(rows, weights, self.seed)
 
-    def check_shares(self) -> None:
-        self.objective.of_each(lambda part: part.Reads(part).check_shares())
-
     def prepare_share(
         self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False
     ) -> int:

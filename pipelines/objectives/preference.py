@@ -34,6 +34,9 @@ PLACES = [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
 
 @dataclass
 class PreferenceSettings(ChatSettings):
+    is_start_where_null = "reference"
+    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
+
     prompt_field: str | None = doc(
         "column of what is asked: a text, or a list of messages {role, content}; null: the answers are conversations",
         "instruction",
@@ -137,7 +140,7 @@ class LearnsPairs(LearnsChats):
 class RewardScores(Scores):
     """Metrics of the rewards of both answers."""
 
-    reads_logits = True
+    predicts = "row"
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
@@ -145,7 +148,7 @@ class RewardScores(Scores):
 
     def scored(self, predictions) -> Scored:
         """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
-        return self.compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
+        return self._compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
 
 
 @register_objective
@@ -162,8 +165,6 @@ class Preference(ChatTask):
     compares = "rewards"
     default_metrics = ("reward_accuracy", "reward_margin")
     words = replace(ChatTask.words, row="pair", loss="nats per pair")
-    is_start_where_null = "reference"
-    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
 
     def planned(self) -> Planned:
         return replace(super().planned(), sequences=2)

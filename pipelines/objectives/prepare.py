@@ -8,11 +8,12 @@ from pathlib import Path
 from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import objective_of
+from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
 from ..storage.checksums import contents
-from .base import teaching_of
+from .base import Objective, teaching_of
 from .data import Data, ModelFacts
 from .reads import Reads
 
@@ -39,8 +40,6 @@ def prepare_data(
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
     teaching = teaching_of(objective, reads) if for_training and recipe.teacher is not None else None
-    if for_training:
-        reads.check_model()
     if teaching is not None:
         teaching.before_training()
     sources = reads.open()
@@ -158,12 +157,20 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
 
     objective, cache = objective_of(recipe), cache_of(recipe)
     reads = objective.Reads(objective)
-    reads.check_shares()
+    check_shares(objective)
     sources = reads.open()
     data, share = reads.prepare(sources, cache, progress), Share(number, of)
     return {
         split: reads.prepare_share(data, source, split, cache, share, progress) for split, source in sources.items()
     }
+
+
+def check_shares(objective: Objective) -> None:
+    """Raise UserError where the rows cannot be prepared in shares."""
+    if objective.parts:
+        objective.of_each(check_shares)
+    elif not reads_text(objective):
+        raise UserError(f"--shard is for plain text, and {objective.setting} reads examples; leave it out")
 
 
 def describe_data(data: Data) -> list[tuple[str, str]]:

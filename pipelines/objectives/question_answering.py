@@ -24,7 +24,7 @@ from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
 from .row_words import Words
-from .scores import Scored, Scores, evenly_spread
+from .scores import Scored, Scores
 from .showing import sequence_text
 from .tokens import Tokens, need_offsets, pad_token_id
 
@@ -340,12 +340,6 @@ class AnswersQuestions(Answers):
 class SpanScores(Scores):
     """Metrics of answers as texts."""
 
-    def some_rows(self, rows, most: int) -> list[int]:
-        """All windows of at most `most` questions. Which questions does not depend on the tokenizer."""
-        of_window = rows.numbers("number")
-        questions = np.unique(of_window)
-        return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
-
     def of_answers(
         self, answers: AnswersQuestions, finished: FinishedModel, rows, numbers: Sequence[int], train
     ) -> Scored:
@@ -359,7 +353,7 @@ class SpanScores(Scores):
             {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}
             for item in found[:SAMPLES]
         ]
-        return self.compare(predictions, references, rows=[item["number"] for item in found], samples=shown)
+        return self._compare(predictions, references, rows=[item["number"] for item in found], samples=shown)
 
 
 @register_objective

@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
 from ..words import counted
 from .data import Data, ModelFacts
 
@@ -33,9 +32,6 @@ class Reads(ABC):
     def __init__(self, objective: "Objective", facts: ModelFacts | None = None):
         self.objective, self.facts = objective, facts or objective.facts
         self.recipe, self.settings, self.seed = objective.recipe, objective.settings, objective.seed
-
-    def check_model(self) -> None:
-        """Raise UserError for a model that cannot learn from these rows; no data is read yet."""
 
     @abstractmethod
     def open(self) -> dict[str, Any]:
@@ -67,32 +63,19 @@ class Reads(ABC):
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         """The function from rows to a batch. packed: whether some rows hold several documents."""
 
-    def collated(self, data: Data, rows: "Rows", number: int, row: dict) -> dict:
-        """A batch of this row alone, as training sees it in its first epoch."""
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
-        return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
-
-    # ---- a machine's share of the work
-
-    def check_shares(self) -> None:
-        """Raise UserError where the rows cannot be prepared in shares."""
-        raise UserError(f"--shard is for plain text, and {self.objective.setting} reads examples; leave it out")
-
     def prepare_share(
         self, data: Data, source: Any, split: str, cache: Path, share: "Share", progress: bool = False
     ) -> int:
         """Make one machine's share of the shards that `rows` of this split reads; return how many it made."""
-        raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
+        raise TypeError(f"{type(self).__name__} has no shards")
 
     # ---- rows that are asked about
 
-    def text_columns(self) -> dict[str, str]:
-        """{setting: the column that it names} for each text of an example; {} where the objective reads no texts."""
-        return {}
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
+        """{setting: column} for what the model reads of rows without labels.
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        """{setting: column} for what the model reads of rows without labels. there: the rows' columns."""
+        there: the rows' columns; None: those of the texts that the settings name.
+        """
         return {}
 
     def questions(self, data: Data, source: Any) -> Iterator[tuple[dict[str, str], Any]]:

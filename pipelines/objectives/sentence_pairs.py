@@ -1,7 +1,6 @@
 """Pairs of segments with masked tokens: BERT's next-sentence (NSP) and ALBERT's sentence-order prediction (SOP)."""
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +15,7 @@ from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
 from .base import Planned
-from .data import Data
+from .data import Data, collated
 from .masking import (
     HIDDEN,
     WORDS,
@@ -82,7 +81,7 @@ class ReadsPairs(ReadsText):
         )
 
     def show(self, console, data, rows, number, row):
-        rows, batch = row["rows"], self.collated(data, rows, number, row)
+        rows, batch = row["rows"], collated(data, rows, number, row)
         pair = self.collator(data, False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
         true = torch.where(labels < 0, batch["input_ids"][0], labels)
@@ -114,9 +113,6 @@ class LearnsPairs(LearnsText):
 
     def loss_parts(self) -> "PairLosses":
         return PairLosses()
-
-    def logits_of(self) -> Callable[[Any], Any]:
-        return token_logits
 
 
 class PairScores(PerplexityScores):
@@ -231,6 +227,7 @@ class PairLosses:
     """The parts of the loss of AnyformerEncoderForPreTraining, as sums (see Learns.loss_parts)."""
 
     losses = ("masked_loss", "pair_loss")
+    logits_of = staticmethod(token_logits)
 
     def sums(self, outputs, batch: dict, num_items_in_batch) -> dict[str, tuple]:
         """{"masked_loss": (sum over masked tokens, their number), "pair_loss": (sum over pairs, their number),

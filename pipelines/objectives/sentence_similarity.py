@@ -155,7 +155,7 @@ class CosineScores(NumberScores):
 
     def __init__(self, objective: "SentenceSimilarity", data: Data, keeps_scores: bool = False):
         super().__init__(objective, data, keeps_scores)
-        self.reads_logits = objective.settings.label_field is not None
+        self.predicts = "" if objective.settings.label_field is None else "row"
 
 
 class AnswersVectors(Answers):

@@ -65,7 +65,7 @@ class Numbers:
 class NumberScores(Scores):
     """Metrics of predicted numbers."""
 
-    reads_logits = True
+    predicts = "row"
 
     def predictions(self, logits, labels):
         """(B, 1) and (B,) -> (B, 2): the predicted number and the label of each row."""
@@ -73,7 +73,7 @@ class NumberScores(Scores):
 
     def scored(self, predictions) -> Scored:
         """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
-        return self.compare(*predictions.T.tolist())
+        return self._compare(*predictions.T.tolist())
 
 
 class LearnsNumber(Learns):

@@ -7,6 +7,7 @@ from io import BytesIO
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..lazy import rich_text, torch
+from .data import collated
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -182,7 +183,7 @@ def shares_text(label, names: list[str]) -> str:
 
 def show_source_and_target(console, data, rows, number: int, row: dict) -> None:
     """A row of an encoder-decoder: what is read and what has to be written."""
-    batch = data.reads.collated(data, rows, number, row)
+    batch = collated(data, rows, number, row)
     show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
 
 

@@ -113,7 +113,7 @@ class TaughtClasses(TaughtTexts):
         refuse_weights(self.objective)
 
     def check_data(self, data: Data) -> None:
-        order_of_classes(self.teacher, data.names)
+        order_of_classes(self.teacher, data.labels.names)
 
     def _answers(self, asked: list) -> "np.ndarray":
         from .answering import piped
@@ -125,7 +125,7 @@ class TaughtClasses(TaughtTexts):
         return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
 
     def _learned(self, data, found, asked):
-        return found[:, order_of_classes(self.teacher, data.names)]
+        return found[:, order_of_classes(self.teacher, data.labels.names)]
 
     def _lesson(self):
         from .teacher_losses import ClassLesson

@@ -68,7 +68,7 @@ class ReadsText(Reads):
         super().__init__(objective, facts)
         self.in_stream = in_stream
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         return {"text_field": self.recipe.data.text_field}
 
     def open(self) -> "dict[str, Corpus]":
@@ -132,9 +132,6 @@ class ReadsText(Reads):
 
         options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts_labels(self.objective)}
         return PackedDataset(store, self._row_length, tail=tail, overlap=overlap, **options)
-
-    def check_shares(self) -> None:
-        """Plain text can always be prepared in shares."""
 
     def prepare_share(
         self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False

@@ -85,7 +85,7 @@ class ReadsTemplates(ReadsExamples):
         fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
         return fields | {"target_field": self.settings.target_field}
 
-    def asked_columns(self, there) -> dict[str, str]:
+    def asked_columns(self, there=None) -> dict[str, str]:
         *sources, _ = self.columns().items()
         return dict(sources)
 
@@ -192,15 +192,15 @@ class AnswerScores(TextScores):
             return predictions, references
         if self.settings.answers == "numbers":
             return [read_number(text) for text in predictions], [float(text) for text in references]
-        true = [self.data.names.index(text) for text in references]
+        true = [self.data.labels.names.index(text) for text in references]
         return [self._class_written(text, right) for text, right in zip(predictions, true)], true
 
     def named(self, value: Any) -> Any:
-        return self.data.names[value] if self.settings.answers == "classes" else value
+        return self.data.labels.names[value] if self.settings.answers == "classes" else value
 
     def _class_written(self, text: str, right: int) -> int:
         """The class whose name was written; a wrong class if the text names none."""
-        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.names))
+        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.labels.names))
 
 
 @register_objective

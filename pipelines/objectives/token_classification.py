@@ -217,7 +217,7 @@ class ReadsTags(ReadsExamples):
         return "\n".join([words, *lines])
 
     def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
-        ids, labels, names = row["input_ids"].tolist(), row["labels"].tolist(), data.names
+        ids, labels, names = row["input_ids"].tolist(), row["labels"].tolist(), data.labels.names
         tags = [names[label] if label >= 0 else None for label in labels]
         kinds = sorted({parts(name)[1] or name for name in names if name != OUTSIDE})
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
@@ -235,7 +235,7 @@ class LearnsTags(LearnsClasses):
 class TagScores(ClassScores):
     """Metrics of the tags of words; in the report types of entities, and a confusion matrix of words."""
 
-    labels_of_tokens = True
+    predicts = "label"
     unit = "words"
 
     @property
@@ -258,12 +258,12 @@ class TagScores(ClassScores):
         """Metrics of all words, an array of shape (words, 4)."""
         begins, predicted, true = predictions[:, :3].astype("int32").T
         judged = Judged(predicted, true, predictions[:, 3].copy(), begins.cumsum().astype("int32") - 1)
-        return self.compare(*self._sentences(judged), judged=judged)
+        return self._compare(*self._sentences(judged), judged=judged)
 
     def _sentences(self, judged: Judged) -> tuple[list[list[str]], list[list[str]]]:
         """(predicted, true) tags of the words of each sentence."""
         both: tuple[list[list[str]], list[list[str]]] = [], []
-        names = self.data.names
+        names = self.data.labels.names
         for number, *tags in zip(judged.rows.tolist(), judged.given.tolist(), judged.true.tolist()):
             for sentences, tag in zip(both, tags):
                 if number == len(sentences):
@@ -279,7 +279,7 @@ class TagScores(ClassScores):
 
         if self.data.labels.scheme == "plain":
             return super()._judged_classes(judged)
-        kinds = [parts(name)[1] or name for name in self.data.names]
+        kinds = [parts(name)[1] or name for name in self.data.labels.names]
         names = list(dict.fromkeys(kinds))
         number = np.array([names.index(kind) for kind in kinds])
         words = confusion(names, number[judged.given], number[judged.true])

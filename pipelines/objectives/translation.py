@@ -43,7 +43,7 @@ class ReadsTranslations(ReadsExamples):
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
 
-    def asked_columns(self, there) -> dict[str, str]:
+    def asked_columns(self, there=None) -> dict[str, str]:
         return {"source_field": self.settings.source_field}
 
     def encoding_key(self) -> list:

@@ -272,13 +272,13 @@ class TextScores(Scores):
         self, answers: WritesTexts, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train
     ) -> Scored:
         """Metrics of answers; without metrics only as many rows are answered as are shown."""
-        numbers = numbers if self.metrics else numbers[:SAMPLES]
+        numbers = numbers if self.objective.metrics else numbers[:SAMPLES]
         texts, (sources, references) = answers.of_rows(finished, rows, numbers), map(rows.texts, ("source", "target"))
         shown = [
             {"prompt": sources[number], "reference": references[number], "text": text}
             for number, text in zip(numbers[:SAMPLES], texts)
         ]
-        return self.compare(*self.meant(texts, [references[number] for number in numbers]), samples=shown)
+        return self._compare(*self.meant(texts, [references[number] for number in numbers]), samples=shown)
 
     def meant(self, predictions: list[str], references: list[str]) -> tuple[list, list]:
         """What the metrics compare: (predicted, true), of written and right texts."""

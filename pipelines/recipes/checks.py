@@ -15,7 +15,7 @@ from ..objectives.tokens import check_tokenizer
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
-from .data_section import DERIVED_FROM_TEXT, check_sections, sections_of
+from .data_section import DERIVED_FROM_TEXT, check_sections, reads_text, sections_of
 from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
@@ -171,7 +171,7 @@ def _check_stage(recipe: Recipe) -> None:
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
     for data in sections_of(objective):
-        if data.bad_rows != "refuse" and objective.section != "task" and objective.tokens is not None:
+        if data.bad_rows != "refuse" and reads_text(objective):
             raise UserError(
                 f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
                 f"examples and images, and documents that cannot be used are skipped and counted anyway"
@@ -193,8 +193,7 @@ def _check_derived(objective) -> None:
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the splits of labelled examples that have no effect."""
     names = [name for name in ("test_fraction", "stratify", "group_field") if getattr(data, name)]
-    reads_text = objective.section != "task" and objective.tokens is not None
-    if names and (reads_text or data.derive in DERIVED_FROM_TEXT):
+    if names and (reads_text(objective) or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
             f"data.{names[0]}={show(getattr(data, names[0]))} divides labelled examples or images, and "
             f"{objective.setting} reads plain text here; remove it"

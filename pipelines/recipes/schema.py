@@ -6,7 +6,7 @@ transformers' TrainingArguments (compose.py reads both from their source).
 """
 
 from dataclasses import Field, FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import UserError
 from ..words import Epochs
@@ -77,7 +77,14 @@ class FrozenWhenMade(type):
 # Not frozen=True, because a plug-in's plain @dataclass could not be a subclass.
 @dataclass
 class ObjectiveSettings(metaclass=FrozenWhenMade):
-    """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/)."""
+    """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/).
+
+    share_of_usual_rate: factor on the model's usual learning rate (usual_rates.py). is_start_where_null: the setting
+    whose null means the model from which the training starts; None: there is none.
+    """
+
+    share_of_usual_rate: ClassVar[float] = 1.0
+    is_start_where_null: ClassVar[str | None] = None
 
     name: str = doc("what the model learns; `anyformer list` shows the names")
 

@@ -139,7 +139,7 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp
         sections["data"] = whole | {"validation_split": "validation", "test_split": "test"}
 
     def check(data, splits):
-        names = data.names
+        names = data.labels.names
         for split in splits:
             read = [(row["input_ids"], row["labels"].flatten()) for row in data.rows[split]]
             for ids, labels in read:
@@ -149,7 +149,7 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp
                 assert names[number] == text, (split, names)
 
     check(data := prepare(kind=kind, **sections), data.rows)
-    assert data.names == [*ORDERS[0], "grey"]
+    assert data.labels.names == [*ORDERS[0], "grey"]
     for names in (ORDERS[1], ORDERS[3]):  # of a model that is measured on the last file
         recipe = load_recipe(str(task_recipe(tmp_path, kind, **sections)))
         config = SimpleNamespace(num_labels=3, id2label=dict(enumerate(names)))
