@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
-from ..recipes.data_section import DERIVED_FROM_TEXT
+from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
 from ..recipes.introspection import family_names, family_row
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
@@ -88,7 +88,6 @@ class Objective:
     compared by text and by position.
     unused_weights: prefixes of the names of weights that the model has and the objective does not use.
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
-    stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
     """
 
     name: ClassVar[str]
@@ -111,7 +110,6 @@ class Objective:
     predicts_each_position: ClassVar[bool] = False
     unused_weights: ClassVar[tuple[str, ...]] = ()
     taught: ClassVar[str] = "nothing"
-    stratified_by: str | None = None
 
     def __init_subclass__(cls, **kwargs):
         """Derive the subclass's Settings with a field `name`, whose default is the objective's name."""
@@ -153,6 +151,8 @@ class Objective:
         """Raise UserError for the first setting of the recipe that does not go with this objective."""
         from ..metrics import check_tokenize
 
+        if not reads_text(self):
+            check_examples(self)
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
             raise UserError(

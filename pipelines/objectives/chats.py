@@ -13,13 +13,13 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, doc
-from ..storage.cache import sha
 from ..words import at_limit, counted
 from .answering import continuations
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective
 from .chat_templates import ChatTemplate, Encoded
 from .data import Data
+from .example_reads import stored, try_rows
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
@@ -132,17 +132,11 @@ class ReadsChats(Reads):
 
     def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
         """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer."""
-        from ..data.example_store import encode_examples, schema_of
-        from ..data.examples import examples_fingerprint
-        from ..tokenizers.load import tokenizer_fingerprint
-
         columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
-        section, tokenizer, read = self.settings, data.tokenizer, Conversations(self.settings)
-        of_rows = [section.max_length, section.system, tokenizer.chat_template, list(columns)]
-        # The name of the rows in the cache, and part of a run's identity.
-        key = sha([self.objective.name, examples_fingerprint(source), tokenizer_fingerprint(tokenizer), of_rows])
-        make = partial(self._batches, data, read)
-        rows = encode_examples(cache, key, source, schema_of(columns), make, self._facts, tokenizer, read.notes)
+        section, read = self.settings, Conversations(self.settings)
+        of_rows = [section.max_length, section.system, data.tokenizer.chat_template, list(columns)]
+        options = {"kind": [self.objective.name], "make": partial(self._batches, data, read=read), "notes": read.notes}
+        rows = stored(self, data, source, cache, columns, of_rows, **options)
         if not len(rows):
             raise UserError(
                 f"task.max_length={section.max_length}: no {self._noun} of {source.name} leaves room for an answer; "
@@ -157,14 +151,11 @@ class ReadsChats(Reads):
             yield from (example for example, row in zip(batch, rows) if row is not None)
 
     def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        for _ in self.texts(examples).documents():
-            pass
-        if data is not None:
-            for _ in self._batches(data, Conversations(self.settings), examples):
-                pass
+        try_rows(self, examples, data)
 
-    def _batches(self, data: Data, read: Conversations, examples: "Examples") -> Iterator[dict[str, Any]]:
+    def _batches(self, data: Data, examples: "Examples", read: Conversations | None = None) -> Iterator[dict[str, Any]]:
         """Columns of the rows, batch after batch, and the number of examples without a row."""
+        read = read or Conversations(self.settings)
         names = [*self._columns, "prompt", "answer", "full", "cut"]
         for batch in in_batches(examples):
             rows = self._rows_of(data, read, batch)
@@ -206,6 +197,8 @@ class ReadsChats(Reads):
 
 class LearnsChats(Learns):
     """Answers, and where they end."""
+
+    shifts_labels = True
 
     def adapt(self, model: Any) -> None:
         """Let generation stop at the tokens that end answers."""
@@ -292,7 +285,3 @@ class ChatTask(Objective):
         use='anyformer generate {folder} "your question" --chat',
         hub_task="text-generation",
     )
-
-    def check(self) -> None:
-        check_examples(self)
-        super().check()

@@ -38,6 +38,10 @@ class ClassSettings(NamedClassSettings):
 
     label_field: str = doc("column that holds the class, a number or a name", "label")
 
+    @property
+    def stratified_by(self) -> str:
+        return self.label_field
+
 
 def check_classes(objective: Objective) -> None:
     """Raise UserError for names or weights of classes that are none."""

@@ -48,9 +48,8 @@ class ClassScores(Scores):
         (B, 2 + C), with the probabilities of all classes, where a metric needs them or `keeps_scores` is set.
         """
         shares = logits.float().softmax(-1)
-        if not self.keeps_scores and not any(
-            METRICS[name].compares == "probabilities" for name in self.objective.metrics
-        ):
+        needs_all = any(METRICS[name].compares == "probabilities" for name in self.objective.metrics)
+        if not self.keeps_scores and not needs_all:
             shares = shares.amax(-1, keepdim=True)
         return torch.cat([torch.stack([logits.argmax(-1), labels], dim=-1).float(), shares], dim=-1)
 

@@ -1,7 +1,7 @@
 """Reading of labelled examples with text: one row per example, of different lengths, padded in batches."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from ..data.cells import filled_text_of, text_of
 from ..storage.cache import sha
 from .data import Data
 from .reads import AS_READ, Reads
-from .tokens import UNLIMITED, pad_token_id, train_or_load
+from .tokens import UNLIMITED, padding_collator, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus
@@ -22,7 +22,6 @@ class ReadsExamples(Reads):
     """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`, `_batches`)."""
 
     legend = AS_READ
-    kind_of_rows: list[str] = []  # further parts of the cache key of stored rows
 
     @abstractmethod
     def columns(self) -> dict[str, str]:
@@ -42,7 +41,7 @@ class ReadsExamples(Reads):
     def open(self) -> "dict[str, Examples]":
         from ..data.example_splits import open_examples
 
-        return open_examples(self.recipe.data, self.columns(), classes=self.objective.stratified_by)
+        return open_examples(self.recipe.data, self.columns(), classes=self.objective.settings.stratified_by)
 
     def texts(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
@@ -65,11 +64,7 @@ class ReadsExamples(Reads):
         return None
 
     def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        for _ in self.texts(examples).documents():
-            pass
-        if data is not None:
-            for _ in self._batches(data, examples):
-                pass
+        try_rows(self, examples, data)
 
     @abstractmethod
     def _batches(self, data: Data, examples: "Examples") -> Iterator[dict[str, list]]:
@@ -79,37 +74,8 @@ class ReadsExamples(Reads):
         """Facts about one of `_batches`, whose numbers are added up over all of them."""
         return {"examples": len(batch["labels"]), "tokens": sum(map(len, batch["input_ids"]))}
 
-    def stored(
-        self,
-        data: Data,
-        source: "Examples",
-        cache: Path,
-        columns: dict[str, str],
-        *settings: Any,
-        make: Callable | None = None,
-        facts: Callable | None = None,
-        notes: Callable[[], list[str]] = list,
-    ) -> "EncodedExamples":
-        """The rows that `_batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
-
-        columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make,
-        facts: used instead of `_batches` and `_facts`. notes: sentences for people, once all is encoded.
-        """
-        from ..data.example_store import encode_examples, schema_of
-        from ..data.examples import examples_fingerprint
-        from ..tokenizers.load import tokenizer_fingerprint
-
-        # The name of the rows in the cache, and part of a run's identity.
-        fingerprint = tokenizer_fingerprint(data.tokenizer)
-        key = sha([*self.kind_of_rows, examples_fingerprint(source), fingerprint, *settings])
-        make, facts = make or partial(self._batches, data), facts or self._facts
-        return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer, notes)
-
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
-        from ..data.length_batching import PaddingCollator
-
-        tokenizer = data.tokenizer
-        return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left")
+        return padding_collator(data.tokenizer)
 
     # ---- questions to a language model
 
@@ -123,3 +89,40 @@ class ReadsExamples(Reads):
         """The answer of an example, as a language model is asked for it; by default a text. Raises UserError."""
         field, column = [*self.columns().items()][-1]
         return self.text_in(row, column, field, place)
+
+
+def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
+    """Raise UserError for an example with no text or, once there are data, with no row."""
+    for _ in reads.texts(examples).documents():
+        pass
+    if data is not None:
+        for _ in reads._batches(data, examples):
+            pass
+
+
+def stored(
+    reads: Any,
+    data: Data,
+    source: "Examples",
+    cache: Path,
+    columns: dict[str, str],
+    *settings: Any,
+    kind: Sequence[str] = (),
+    make: Callable | None = None,
+    facts: Callable | None = None,
+    notes: Callable[[], list[str]] = list,
+) -> "EncodedExamples":
+    """The rows that `reads._batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
+
+    columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer; kind:
+    names before them. make, facts: used instead of `_batches` and `_facts`. notes: sentences for people, once all is
+    encoded.
+    """
+    from ..data.example_store import encode_examples, schema_of
+    from ..data.examples import examples_fingerprint
+    from ..tokenizers.load import tokenizer_fingerprint
+
+    # The name of the rows in the cache, and part of a run's identity.
+    key = sha([*kind, examples_fingerprint(source), tokenizer_fingerprint(data.tokenizer), *settings])
+    make, facts = make or partial(reads._batches, data), facts or reads._facts
+    return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer, notes)

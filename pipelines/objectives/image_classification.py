@@ -62,12 +62,8 @@ class ReadsClassedImages(ReadsImages):
         return super().columns() | {"label_field": self.settings.label_field}
 
     def open(self) -> dict[str, Any]:
-        weights = self.settings.class_weights
-        if (
-            self.facts.measured is None
-            and weights is not None
-            and getattr(self.facts.config, "distillation_head", False)
-        ):
+        weights = self.settings.class_weights if self.facts.measured is None else None
+        if weights is not None and getattr(self.facts.config, "distillation_head", False):
             raise UserError(
                 f"task.class_weights={show(weights)} does not go with "
                 f"model.distillation_head=true, whose two classifiers have a loss each; remove one of the two"
@@ -166,10 +162,6 @@ class ImageClassification(ImageObjective):
         use="anyformer predict {folder} FILE",
         hub_task="image-classification",
     )
-
-    @property
-    def stratified_by(self) -> str:
-        return self.settings.label_field
 
     def check(self) -> None:
         super().check()

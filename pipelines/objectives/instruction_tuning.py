@@ -13,7 +13,7 @@ from ..recipes.schema import Recipe, doc
 from ..words import counted
 from .answering import continuations
 from .chat_templates import Encoded
-from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
+from .chats import ChatSettings, ChatTask, ReadsChats
 from .data import Data
 from .finished_model import FinishedModel
 from .messages import ASSISTANT, Chat, Conversations
@@ -115,10 +115,6 @@ class ReadsInstructions(ReadsChats):
         console.print(row_text(row, documents, data.tokenizer))
 
 
-class LearnsAnswers(LearnsChats):
-    shifts_labels = True
-
-
 class AnswerScores(PerplexityScores):
     """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
 
@@ -158,7 +154,7 @@ class InstructionTuning(ChatTask):
 
     name = "instruction_tuning"
     Settings = InstructionTuningSettings
-    Reads, Learns, Scores = ReadsInstructions, LearnsAnswers, AnswerScores
+    Reads, Scores = ReadsInstructions, AnswerScores
     compares = "tokens"
     default_metrics = ("perplexity",)
     words = replace(ChatTask.words, step="conversations", loss="nats per token of the answers")

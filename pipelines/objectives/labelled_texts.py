@@ -16,10 +16,10 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective
 from .class_labels import try_classes, with_class_notes
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .row_words import PREDICTS, your_text
 from .showing import sequence_text
@@ -55,10 +55,6 @@ class LabelledTextTask(Objective, ABC):
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})
     words = replace(PREDICTS, hub_task="text-classification", example=your_text_or_pair)
-
-    def check(self) -> None:
-        check_examples(self)
-        super().check()
 
     @abstractmethod
     def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
@@ -136,7 +132,7 @@ class ReadsLabelledTexts(ReadsExamples):
         columns = self.objective.encoding().columns(data.tokenizer) | {"labels": labels.type}
         settings = [self.settings.max_length, labels.identity(), list(columns)]
         make, facts = partial(self._batches, data, labels=labels), partial(self._facts, labels=labels)
-        return self.stored(data, source, cache, columns, settings, make=make, facts=facts)
+        return stored(self, data, source, cache, columns, settings, make=make, facts=facts)
 
     def _batches(self, data: Data, examples: "Examples", labels: Any = None) -> Iterator[dict[str, list]]:
         columns, encoding, labels = self.text_columns(), self.objective.encoding(), labels or data.labels

@@ -10,7 +10,7 @@ from ..data.ordered_rows import OrderedRows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
-from .base import Planned, check_examples, refuse_idle
+from .base import Planned, refuse_idle
 from .data import Data
 from .finished_model import FinishedModel
 from .parts import ReadsParts, SeveralObjectives, of_label
@@ -147,7 +147,6 @@ class MultiTask(SeveralObjectives):
         self.of_each(lambda part: part.check())
         if all(part.settings.num_beams == 1 for part in self.parts.values()):
             refuse_idle(self, ["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
-        check_examples(self)
         super().check()
 
     def check_metrics(self, names=None) -> None:

@@ -19,15 +19,15 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length
 from .answers import Answers
-from .base import TOKENS, Objective, Planned, check_examples
+from .base import TOKENS, Objective, Planned
 from .class_scores import ClassScores
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .label_values import held
 from .row_words import PREDICTS
 from .showing import sequence_text
-from .tokens import Tokens, pad_token_id
+from .tokens import Tokens, padding_collator
 
 
 @dataclass
@@ -92,7 +92,7 @@ class ReadsChoices(ReadsExamples):
         if "token_type_ids" in data.tokenizer.model_input_names:
             columns["token_type_ids"] = "int8[]"
         fields = [section.context_field, section.question_field, section.choices_field]
-        return self.stored(data, source, cache, columns, [section.max_length, *fields, list(columns)])
+        return stored(self, data, source, cache, columns, [section.max_length, *fields, list(columns)])
 
     def _batches(self, data: Data, examples) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(data.tokenizer)
@@ -256,7 +256,6 @@ class MultipleChoice(Objective):
         return [name for name in METRICS if name in ("accuracy", "expected_calibration_error")]
 
     def check(self) -> None:
-        check_examples(self)
         super().check()
         section = self.settings
         if section.context_field is None and section.question_field is None:
@@ -272,9 +271,7 @@ class MultipleChoice(Objective):
 
 def collator_of(tokenizer) -> "ChoiceCollator":
     """The collator of examples that a tokenizer has read."""
-    from ..data.length_batching import PaddingCollator
-
-    return ChoiceCollator(PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left"))
+    return ChoiceCollator(padding_collator(tokenizer))
 
 
 def is_letter(value: Any) -> bool:

@@ -133,6 +133,8 @@ class ReadsPairs(ReadsChats):
 class LearnsPairs(LearnsChats):
     """The better answer of each pair."""
 
+    shifts_labels = False
+
     def loss(self) -> OwnLoss:
         return PreferenceLoss(self.settings.beta)
 
@@ -241,8 +243,7 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
         model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
-    model, section = model.to(device).eval(), recipe.training
-    size = section.extra.get("per_device_eval_batch_size") or section.per_device_train_batch_size
+    model, size = model.to(device).eval(), recipe.training.evaluation_rows
     log_probs = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
     for numbers in watched(batches, "reference model, batch") if progress else batches:

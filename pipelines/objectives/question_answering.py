@@ -17,16 +17,16 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answers import Answers
-from .base import Objective, check_examples
+from .base import Objective
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
 from .row_words import Words
 from .scores import Scored, Scores
 from .showing import sequence_text
-from .tokens import Tokens, need_offsets, pad_token_id
+from .tokens import Tokens, need_offsets, padding_collator
 
 SPECIAL = 8  # most tokens that a tokenizer may put around question and context
 LONGEST_QUESTION = 64  # tokens; at most a quarter of the window
@@ -201,7 +201,7 @@ class ReadsQuestions(ReadsExamples):
             columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
             columns |= dict.fromkeys(("question", "text", "right"), "string")
         settings = [section.max_length, section.stride, section.question_length, section.no_answer]
-        return self.stored(data, source, cache, columns, [*settings, list(columns)])
+        return stored(self, data, source, cache, columns, [*settings, list(columns)])
 
     def _batches(self, data: Data, examples) -> Iterator[dict[str, list]]:
         return Windows(self.settings, data.tokenizer).of(examples)
@@ -384,7 +384,6 @@ class QuestionAnswering(Objective):
     )
 
     def check(self) -> None:
-        check_examples(self)
         super().check()
         section = self.settings
         room = section.max_length - section.question_length - SPECIAL
@@ -401,9 +400,7 @@ class QuestionAnswering(Objective):
 
 def collator_of(tokenizer) -> "WindowCollator":
     """The collator of windows that a tokenizer has made."""
-    from ..data.length_batching import PaddingCollator
-
-    return WindowCollator(PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left"))
+    return WindowCollator(padding_collator(tokenizer))
 
 
 class WindowCollator:

@@ -35,10 +35,6 @@ class SequenceClassification(LabelledTextTask):
     def asks_for(self) -> tuple[str, str]:
         return "classes", self.settings.label_field
 
-    @property
-    def stratified_by(self) -> str:
-        return self.settings.label_field
-
     def check(self) -> None:
         super().check()
         check_classes(self)

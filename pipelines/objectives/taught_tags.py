@@ -12,7 +12,7 @@ from ..lazy import np
 from ..plugins import TEACHERS
 from ..recipes.recipe_files import read_yaml_file, recipe_beside
 from .data import Data
-from .tag_schemes import word_of_each_token
+from .tagged_words import word_of_each_token
 from .taught_texts import TaughtTexts, order_of_classes, refuse_weights
 from .token_classification import words_asked
 

@@ -19,7 +19,7 @@ from ..words import counted
 from .data import Data
 from .finished_model import FinishedModel
 from .label_values import are_unnamed
-from .teachers import Teaching, rows_at_once
+from .teachers import Teaching
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
@@ -57,7 +57,7 @@ class TaughtTexts(Teaching):
     @property
     def _asked_model(self) -> FinishedModel:
         """The teacher, as the functions of answering.py take it."""
-        return FinishedModel(self.teacher.path, lambda: self.teacher.model, rows_at_once(self.recipe))
+        return FinishedModel(self.teacher.path, lambda: self.teacher.model, self.recipe.training.evaluation_rows)
 
     def _further_texts(self) -> "Examples | None":
         """The examples of teacher.files; None without teacher.files."""

@@ -14,7 +14,7 @@ from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, TEACHERS
-from ..recipes.schema import Recipe, TeacherSection
+from ..recipes.schema import TeacherSection
 from ..recipes.special_tokens import MASK
 from ..storage.cache import sha
 from ..words import short_number
@@ -163,13 +163,9 @@ class TaughtTokens(Teaching):
             return self.teacher.unchanged(self.teacher.top_tokens(batch, size, section.top_k, section.temperature))
 
         options = {"width": data.objective.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
-        return WithTopTokens.cached(rows, cache, key, answer, rows_at_once(self.recipe), self.teacher.name, **options)
-
-
-def rows_at_once(recipe: Recipe) -> int:
-    """The number of rows that a teacher answers at once: that of a validation's batch."""
-    training = recipe.training
-    return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
+        return WithTopTokens.cached(
+            rows, cache, key, answer, self.recipe.training.evaluation_rows, self.teacher.name, **options
+        )
 
 
 TEACHERS.add("nothing", Teaching)

@@ -14,7 +14,7 @@ from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .base import check_examples, refuse_idle
+from .base import refuse_idle
 from .data import Data
 from .example_reads import ReadsExamples
 from .label_values import Classes, check_names, number_of
@@ -262,7 +262,6 @@ class TextToText(WritingTask):
             refuse_idle(self, ["step"], answers, "task.answers=numbers")
         self.check_search()
         check_names(section.label_names)
-        check_examples(self)
         super().check()
 
 

@@ -16,10 +16,9 @@ from ..metrics.tag_parts import OUTSIDE, parts, spelled
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from . import tag_schemes
 from .answering import piped
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective
 from .class_labels import (
     LearnsClasses,
     NamedClassSettings,
@@ -30,14 +29,14 @@ from .class_labels import (
 )
 from .class_scores import ClassScores, Judged, texts_of_row
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .label_values import held
 from .row_words import Words
 from .scores import Scored
 from .showing import tagged_text
-from .tagged_words import TaggedWords, TagLabels
-from .tokens import Tokens, need_offsets, pad_token_id
+from .tagged_words import TaggedWords, TagLabels, check_scheme, scheme_of, word_of_each_token
+from .tokens import Tokens, need_offsets, padding_collator
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -94,7 +93,7 @@ class ReadsTags(ReadsExamples):
         need_offsets(self.objective, data.tokenizer)
         labels, section = data.labels, self.recipe.evaluation
         if self.settings.scheme is not None:
-            tag_schemes.check_scheme(labels.classes.names, labels.scheme)
+            check_scheme(labels.classes.names, labels.scheme)
         names = [] if section.metrics == list(self.objective.default_metrics) else section.metrics
         for name in [*names, section.best_metric]:
             if name in METRICS and METRICS[name].of_entities and labels.scheme == "plain":
@@ -116,7 +115,7 @@ class ReadsTags(ReadsExamples):
         return f"task.tags_field={self.settings.tags_field!r}"
 
     def _scheme(self, names: list[str]) -> str:
-        return self.settings.scheme or tag_schemes.scheme_of(names)
+        return self.settings.scheme or scheme_of(names)
 
     def _learned(self, names: list[str]) -> list[str]:
         """The names of the tags as bio, unless a checkpoint has learned the tags as they are."""
@@ -155,7 +154,7 @@ class ReadsTags(ReadsExamples):
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in columns)
         words = TaggedWords(data.tokenizer, section.max_length, labels, at, learns_spaces=split == "train")
         make = partial(self._batches, data, words=words, labelled=labelled)
-        rows = self.stored(data, source, cache, columns, settings, of_spaces, make=make)
+        rows = stored(self, data, source, cache, columns, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={section.tokens_field!r}: no sentence of {rows.name} has a word")
         return rows
@@ -187,10 +186,7 @@ class ReadsTags(ReadsExamples):
         return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
 
     def collator(self, data: Data, packed: bool) -> Any:
-        from ..data.length_batching import PaddingCollator
-
-        tokenizer = data.tokenizer
-        return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left", labels_of_tokens=True)
+        return padding_collator(data.tokenizer, labels_of_tokens=True)
 
     # ---- words
 
@@ -323,7 +319,7 @@ class AnswersTags(Answers):
     def _tags_in(self, words: list[str], tokens: list[dict[str, Any]]) -> dict[str, list]:
         """The tag of each word, read at the token at which words are measured."""
         answers: list[dict[str, Any]] = [{"entity": None, "score": None} for _ in words]
-        of_tokens = tag_schemes.word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
+        of_tokens = word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
         pairs = list(zip(of_tokens, tokens))
         for word, token in pairs if self.settings.labelled_token == "last" else reversed(pairs):
             if word is not None:
@@ -372,6 +368,5 @@ class TokenClassification(Objective):
     )
 
     def check(self) -> None:
-        check_examples(self)
         super().check()
         check_classes(self)

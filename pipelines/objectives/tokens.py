@@ -136,6 +136,13 @@ def pad_token_id(tokenizer: Any) -> int:
     return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
 
+def padding_collator(tokenizer: Any, **options: bool) -> Any:
+    """The PaddingCollator of rows that the tokenizer has made."""
+    from ..data.length_batching import PaddingCollator
+
+    return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left", **options)
+
+
 def token_ids(objective: "Objective", tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     """Ids of special tokens by name; raise UserError for one that the tokenizer does not have."""
     vocabulary = tokenizer.get_vocab()

@@ -6,7 +6,6 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from .base import check_examples
 from .data import Data
 from .example_reads import ReadsExamples
 from .showing import show_source_and_target
@@ -107,5 +106,4 @@ class Translation(WritingTask):
             if not getattr(self.settings, name):
                 raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
         self.check_search()
-        check_examples(self)
         super().check()

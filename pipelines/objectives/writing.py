@@ -16,6 +16,7 @@ from ..words import at_limit, counted, say, watched
 from .answers import Answers
 from .base import TOKENS, Objective, Planned, refuse_idle
 from .data import Data
+from .example_reads import stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .row_words import Words
@@ -141,7 +142,7 @@ def stored_pairs(reads: Any, data: Data, source: "Examples", split: str, cache: 
         columns |= {"source": "string", "target": "string"}
     depends = [settings.max_length, settings.most_written, list(columns), *key]
     depends += [getattr(tokenizer, "tgt_lang", None), "ends once"] if has_languages(tokenizer) else []
-    return reads.stored(data, source, cache, columns, depends, facts=partial(facts_of_pairs, settings))
+    return stored(reads, data, source, cache, columns, depends, facts=partial(facts_of_pairs, settings))
 
 
 def batches_of_pairs(settings: WritingSettings, tokenizer, examples, texts_of: Callable) -> Iterator[dict[str, list]]:

@@ -208,7 +208,7 @@ def _check_parts(objective, data: DataSection) -> None:
         )
     if names and not held and data.test_fraction is None:
         raise UserError(f"data.{names[0]} has no effect where no fraction is held back; set data.validation_fraction")
-    if data.stratify and objective.stratified_by is None:
+    if data.stratify and objective.settings.stratified_by is None:
         raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
 
 

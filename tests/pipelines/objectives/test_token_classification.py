@@ -6,8 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
-from anyformer.pipelines.objectives.tag_schemes import word_of_each_token
-from anyformer.pipelines.objectives.tagged_words import TaggedWords
+from anyformer.pipelines.objectives.tagged_words import TaggedWords, word_of_each_token
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, on_rows, tagged, task_recipe, write_lines
