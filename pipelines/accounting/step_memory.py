@@ -17,7 +17,7 @@ from ..adapters import load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading
 from ..objectives.base import Objective, teaching_of
-from ..positions import check_length
+from ..positions import check_rows
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.introspection import OURS
 from ..recipes.optimizer_rows import optimizer_of, own_optimizer
@@ -247,7 +247,7 @@ def planned_batch(recipe: Recipe, objective: Objective, model) -> Batch:
     else:
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and getattr(config, "position_encoding", None) == "learned":
-            check_length(objective, most)
+            check_rows(objective, most)
         tokens, targets = (length or most for length in (tokens, targets))
     head = model.get_output_embeddings()
     vocabulary = 0 if head is None else head.weight.shape[0]
