@@ -1,6 +1,6 @@
 """Multiple choice: which of several texts continues a text or answers a question (SWAG, RACE, CommonsenseQA)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 from pathlib import Path
@@ -177,7 +177,7 @@ class ReadsChoices(ReadsExamples):
         )
 
     def collator(self, data: Data, packed: bool) -> "ChoiceCollator":
-        return collator_of(data.tokenizer)
+        return ChoiceCollator(data.tokenizer)
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])
@@ -208,7 +208,7 @@ class AnswersChoices(Answers):
 
     def predict(self, finished: FinishedModel, asked: list[list[tuple[str, str]]]) -> list[dict[str, Any]]:
         """The number of the likeliest choice, from 0, and the scores of all; rows may differ in how many they have."""
-        tokenizer, collate, model = text_tokenizer(self.tokenizer), collator_of(self.tokenizer), finished.model
+        tokenizer, collate, model = text_tokenizer(self.tokenizer), ChoiceCollator(self.tokenizer), finished.model
 
         def answer(items: list) -> list[dict[str, Any]]:
             shares = []
@@ -269,11 +269,6 @@ class MultipleChoice(Objective):
         return replace(super().planned(), sequences=4 if isinstance(choices, str) else len(choices))
 
 
-def collator_of(tokenizer) -> "ChoiceCollator":
-    """The collator of examples that a tokenizer has read."""
-    return ChoiceCollator(padding_collator(tokenizer))
-
-
 def is_letter(value: Any) -> bool:
     return isinstance(value, str) and len(value) == 1 and value.isascii() and value.isalpha()
 
@@ -281,8 +276,8 @@ def is_letter(value: Any) -> bool:
 class ChoiceCollator:
     """Examples -> one batch (B, C, T) of B examples with C choices each, padded to the longest choice; labels (B,)."""
 
-    def __init__(self, pad: Callable[[list[dict]], dict]):
-        self.pad = pad
+    def __init__(self, tokenizer: Any):
+        self.pad = padding_collator(tokenizer)
 
     def __call__(self, rows: list[dict]) -> dict:
         texts = []

@@ -231,7 +231,7 @@ class ReadsQuestions(ReadsExamples):
         return "\n".join(lines)
 
     def collator(self, data: Data, packed: bool) -> "WindowCollator":
-        return collator_of(data.tokenizer)
+        return WindowCollator(data.tokenizer)
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
         first, last = row["labels"].tolist()
@@ -315,7 +315,7 @@ class AnswersQuestions(Answers):
 
     def _candidates(self, model, rows, numbers: list[int], batch_size: int, watch: Callable = watched) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) for each of the windows `numbers`."""
-        collate, section, answers = collator_of(self.tokenizer), self.settings, {}
+        collate, section, answers = WindowCollator(self.tokenizer), self.settings, {}
         place_of_no_answer = Windows(section, self.tokenizer).place_of_no_answer
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in watch(list(in_batches(longest_first, batch_size)), "answering, batch"):
@@ -398,19 +398,14 @@ class QuestionAnswering(Objective):
         return list(self.recipe.evaluation.metrics)
 
 
-def collator_of(tokenizer) -> "WindowCollator":
-    """The collator of windows that a tokenizer has made."""
-    return WindowCollator(padding_collator(tokenizer))
-
-
 class WindowCollator:
     """Windows -> one batch: input_ids, token_type_ids, labels (B, 2), and these as start_positions and end_positions.
 
-    pad: the PaddingCollator that fills up input_ids. Labels are positions, which padding on the left shifts.
+    Labels are positions, which padding on the left shifts. tokenizer: it says how input_ids are filled up.
     """
 
-    def __init__(self, pad: Callable[[list[dict]], dict]):
-        self.pad = pad
+    def __init__(self, tokenizer: Any):
+        self.pad = padding_collator(tokenizer)
 
     def __call__(self, rows: list[dict]) -> dict:
         names = (*MODEL_INPUTS, ROW_IDS, EPOCH)

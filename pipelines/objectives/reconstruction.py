@@ -13,8 +13,8 @@ from ..lazy import np
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS
 from ..recipes.schema import ObjectiveSettings
 from .base import Objective
-from .data import Data, collated
-from .showing import show_restored
+from .data import Data
+from .showing import show_source_and_target
 from .text import LearnsText, ReadsText
 from .tokens import need_tokens
 
@@ -72,8 +72,7 @@ class ReadsCorrupted(ReadsText):
         return SourceTargetCollator(corrupt, data.tokenizer, self.seed, lengths)
 
     def show(self, console, data, rows, number, row):
-        batch = collated(data, rows, number, row)
-        show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
+        show_source_and_target(console, data, rows, number, row)
 
 
 class LearnsToRestore(LearnsText):
