@@ -188,8 +188,8 @@ def test_a_class_that_is_in_the_held_back_share_alone_is_a_class(tmp_path, prepa
     test = write_lines(tmp_path / "test.jsonl", [{"text": "a", "label": label(12)}])
     data = {"files": str(write_lines(path, rows)), "test_files": str(test)}
     prepared = prepare(data=data, tokenizer=CHARACTERS)
-    assert prepared.names == sorted(["0", "1", "2", "9", "12"], key=label)
-    assert [prepared.names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
+    assert prepared.labels.names == sorted(["0", "1", "2", "9", "12"], key=label)
+    assert [prepared.labels.names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
 
 
 # ---- mistakes

@@ -325,7 +325,7 @@ def test_spaces_that_are_tokens_are_inside_entities_that_go_on(prepare, tmp_path
     rows = [{"tokens": ["in", "rom", "anna", "maria", "otto"], "tags": ["O", "B-LOC", "B-PER", "I-PER", "B-PER"]}] * 8
     data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.25}
     prepared = prepare(data=data, tokenizer=CHARACTERS)
-    names = prepared.names
+    names = prepared.labels.names
     for split, spaces in (("train", ["O", "O", "I-PER", "O"]), ("validation", [None] * 4)):
         row = prepared.rows[split][0]
         text = prepared.tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())
