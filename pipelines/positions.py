@@ -3,6 +3,8 @@
 import copy
 from collections.abc import Iterator
 
+from .errors import UserError
+
 
 def most_positions(config) -> int | None:
     """The longest row in tokens for which a model has positions; None where its config does not say.
@@ -21,6 +23,28 @@ def most_positions(config) -> int | None:
             sides["decoder" in name] = min(rows, sides.get("decoder" in name, rows))
     limits = [value for value in (most, max(sides.values(), default=None)) if value is not None]
     return min(limits, default=None)
+
+
+def check_rows(objective, most: int, field: str = "the model's max_position_embeddings") -> None:
+    """Raise UserError where an objective's rows are longer than the `most` positions a model has embeddings for."""
+    _refuse_longer(objective, most, field, f"; at most {most} works: learned positions need one for each token")
+
+
+def check_context(objective, most: int) -> None:
+    """Raise UserError where an objective's rows are longer than `most`, the context that the config would state.
+
+    Training would work with positions that are not learned, but the saved config would be wrong.
+    """
+    way_out = ", the context it would be saved with; set model.max_position_embeddings={length} or {name}={most}"
+    _refuse_longer(objective, most, "the model's max_position_embeddings", way_out)
+
+
+def _refuse_longer(objective, most: int, field: str, way_out: str) -> None:
+    for name, length in objective.lengths().items():
+        if length is not None and length > most:
+            name = f"{objective.section}.{name}"
+            said = f"{name}={length} is longer than {field}={most}"
+            raise UserError(said + way_out.format(length=length, name=name, most=most))
 
 
 def position_scheme(config) -> str:

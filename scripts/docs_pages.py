@@ -233,6 +233,7 @@ def fields_page(family: str) -> str:
 
 def settings_of(name: str) -> str:
     """What `anyformer list NAME` prints of an objective or task, and the recipes that use it."""
+    from anyformer.pipelines.cli.listing import summary
     from anyformer.pipelines.plugins import OBJECTIVES
     from anyformer.pipelines.recipes.field_docs import describe_objective
     from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
@@ -250,7 +251,7 @@ def settings_of(name: str) -> str:
     rows = list(describe_objective(name))
     shown = settings_table(rows)
     details = f'??? note "settings of {name}"\n\n' + "\n".join(f"    {line}".rstrip() for line in shown.splitlines())
-    return f"{cls.summary()}.\n\nFamilies: {families}. Metrics: {metrics}. Recipes: {links}.\n\n{details}\n"
+    return f"{summary(cls)}.\n\nFamilies: {families}. Metrics: {metrics}. Recipes: {links}.\n\n{details}\n"
 
 
 def presets_of(family: str) -> str:

@@ -16,7 +16,8 @@ from transformers import AutoConfig
 from ..adapters import load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading
-from ..objectives.base import Objective
+from ..objectives.base import Objective, teaching_of
+from ..positions import check_rows
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.introspection import OURS
 from ..recipes.optimizer_rows import optimizer_of, own_optimizer
@@ -105,7 +106,8 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         )
     if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
-    notes += objective.further_costs()
+    if recipe.teacher is not None:
+        notes += teaching_of(objective, objective.Reads(objective)).further_costs()
     batch = planned_batch(recipe, objective, model)
     return StepMemory(
         batch=batch,
@@ -115,7 +117,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         moments=optimizer_bytes(section, model, notes),
         block=largest_block(model),
         average=section.ema_decay is not None,
-        sequences=objective.sequences_per_row,
+        sequences=objective.planned().sequences,
         frozen=sum(p.numel() for p in model.parameters() if not p.requires_grad),
     )
 
@@ -160,8 +162,8 @@ def planned_config(recipe: Recipe, objective: Objective, notes: list[str]):
     section = recipe.model
     if section.name_or_path is not None:
         return checkpoint_config(recipe)
-    fields = objective.planned_fields() | section.fields
-    if "vocab_size" not in fields and objective.special_tokens is not None:
+    fields = {**objective.planned().fields, **section.fields}
+    if "vocab_size" not in fields and objective.tokens is not None:
         fields["vocab_size"] = planned_vocabulary(recipe, objective, notes)
     if "num_labels" not in fields and objective.auto_class.endswith("Classification"):
         notes.append("2 classes are assumed: how many there are, the data say")
@@ -237,16 +239,17 @@ def computes_in_half(section: TrainingSection, devices: Devices) -> bool:
 
 def planned_batch(recipe: Recipe, objective: Objective, model) -> Batch:
     """The recipe's batch. Raises UserError for rows that are longer than the model has positions."""
-    config, (tokens, targets) = model.config, objective.row_lengths()
+    config, planned = model.config, objective.planned()
+    tokens, targets = planned.lengths
     if model.main_input_name == "pixel_values":
         pixels = torch.empty(1, config.num_channels, *image_sides(config), device="meta")
         tokens, targets = rows_and_length({"pixel_values": pixels}, config)[1], 0
     else:
         most = getattr(config, "max_position_embeddings", None)
         if most is not None and getattr(config, "position_encoding", None) == "learned":
-            objective.check_length(most)
+            check_rows(objective, most)
         tokens, targets = (length or most for length in (tokens, targets))
     head = model.get_output_embeddings()
     vocabulary = 0 if head is None else head.weight.shape[0]
-    rows = recipe.training.per_device_train_batch_size * objective.sequences_per_row
-    return Batch(rows, tokens, targets if config.is_encoder_decoder else 0, objective.labelled_share(), vocabulary)
+    rows = recipe.training.per_device_train_batch_size * planned.sequences
+    return Batch(rows, tokens, targets if config.is_encoder_decoder else 0, planned.labelled, vocabulary)

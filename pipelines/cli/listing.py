@@ -8,6 +8,7 @@ import textwrap
 from collections import Counter
 from functools import partial
 from importlib import resources
+from typing import Any
 
 from rich.table import Table
 
@@ -60,9 +61,14 @@ def described_rows(folder: str) -> list[tuple[str, str]]:
     return [(name, shipped_yaml(folder, name)["description"]) for name in shipped(folder)]
 
 
+def summary(cls: Any) -> str:
+    """The first line of an objective's docstring, without its full stop."""
+    return (cls.__doc__ or cls.name).strip().splitlines()[0].rstrip(".")
+
+
 def learned_rows(section: str) -> list[tuple[str, str]]:
     """Return (name, one line) of each objective or task."""
-    return [(name, OBJECTIVES[name].summary()) for name in names_of(section)]
+    return [(name, summary(OBJECTIVES[name])) for name in names_of(section)]
 
 
 def metric_rows() -> list[tuple[str, str, str]]:
@@ -94,12 +100,12 @@ def print_settings(name: str, as_json: bool = False) -> None:
     """Print one objective or task: what it is, the models it trains, and each of its settings."""
     cls = OBJECTIVES[name]
     if as_json:
-        facts = {"name": name, "section": cls.section, "summary": cls.summary(), "families": list(cls.families)}
+        facts = {"name": name, "section": cls.section, "summary": summary(cls), "families": list(cls.families)}
         settings = [vars(row) | {"owners": list(row.owners)} for row in describe_objective(name)]
         print_json(facts | {"metrics": list(cls.metric_names()), "settings": settings})
         return
     console = wide_console()
-    console.print(f"{cls.section} {name}: {cls.summary()}", markup=False)
+    console.print(f"{cls.section} {name}: {summary(cls)}", markup=False)
     families, metrics = ", ".join(cls.families), ", ".join(cls.metric_names()) or "none"
     console.print(f"families: {families}; metrics: {metrics}", markup=False)
     print(explained(describe_objective(name)))

@@ -1,5 +1,6 @@
 """`anyformer preview`: real rows as the model will see them: tokens, labels, documents, what is not predicted."""
 
+from ..objectives.showing import legend
 from .output import print_facts, quoted, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of
 
@@ -30,7 +31,7 @@ def preview(recipe, rows: int) -> None:
     console = Console(highlight=False, soft_wrap=True)
     data = prepare_data(recipe, progress=console.is_terminal)
     print_facts(console, [*describe_data(data), *came_in(data.rows)])
-    console.print(data.objective.legend())
+    console.print(legend(data.reads.legend))
     train = data.rows["train"]
     for number, row in train.previewed(rows):
         data.reads.show(console, data, train, number, row)

@@ -21,10 +21,11 @@ from .account import Account
 from .account_words import unusual
 from .examples import Examples
 from .mapped_store import META, MappedStore
-from .rows import Rows
+from .rows import Rows, evenly_spread
 
 _FORMAT = 3  # raise it when the files or the way to make them change
 ARROW = "examples.arrow"
+WINDOWED = "number"  # the column of rows that are windows of examples: the number of the row's example
 
 
 class EncodedExamples(MappedStore, Rows, Dataset):
@@ -55,6 +56,14 @@ class EncodedExamples(MappedStore, Rows, Dataset):
             if pyarrow.types.is_list(column.type):
                 total += pyarrow.compute.list_value_length(column).to_numpy()
         return total
+
+    def of_examples(self, most: int) -> list[int]:
+        """All windows of at most `most` questions, where rows are windows. Which does not depend on the tokenizer."""
+        if WINDOWED not in self._columns:
+            return super().of_examples(most)
+        of_window = self.numbers(WINDOWED)
+        examples = np.unique(of_window)
+        return np.flatnonzero(np.isin(of_window, examples[evenly_spread(len(examples), most)])).tolist()
 
     def texts(self, column: str) -> list[str]:
         """A column of raw texts, in the order of the rows."""

@@ -19,22 +19,29 @@ TEXTS_AT_ONCE = 512
 REFERENCE = "reference"  # key of a row and of a batch
 
 
-class WithReference(Rows, Dataset):
+class WithMore(Rows, Dataset):
+    """Rows with further values in each. A subclass adds them in `__getitem__`. key: identity of what they depend on."""
+
+    def __init__(self, rows, key: str):
+        self.rows, self.fingerprint, self.name, self.facts = rows, sha([rows.fingerprint, key]), rows.name, rows.facts
+        self.account, self.notes = rows.account, rows.notes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class WithReference(WithMore):
     """The rows of an encoded split, each with `reference`: float32 of shape (K,)."""
 
     def __init__(self, rows, numbers: np.ndarray, key: str):
-        self.rows, self.numbers = rows, numbers
-        self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.row_lengths, self.account, self.notes = rows.row_lengths, rows.account, rows.notes
+        super().__init__(rows, key)
+        self.numbers, self.row_lengths = numbers, rows.row_lengths
 
     @classmethod
     def cached(cls, rows, cache: Path, key: str, compute: Callable[[], np.ndarray]) -> "WithReference":
         """The rows with the numbers of cache/reference/key, which `compute` computes where they are missing."""
         folder = cached_folder(Path(cache), "reference", key, lambda work: np.save(work / FILE, compute()))
         return cls(rows, np.load(folder / FILE), key)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return self.rows[index] | {REFERENCE: torch.from_numpy(self.numbers[index])}

@@ -14,6 +14,11 @@ from .batch_keys import EPOCH, ROW_IDS
 BEGINNING = {"pass": 0}  # the position in rows that are read pass after pass
 
 
+def evenly_spread(total: int, most: int) -> list[int]:
+    """At most `most` of the numbers from 0 to total - 1, evenly spread from the first."""
+    return list(range(total)) if most >= total else [i * total // most for i in range(most)]
+
+
 class Rows:
     """Rows of one split: `len(rows)` and `rows[i]`, a dict of tensors.
 
@@ -63,6 +68,10 @@ class Rows:
         return "", number
 
     # ---- numbers
+
+    def of_examples(self, most: int) -> list[int]:
+        """Numbers of the rows of at most `most` examples, evenly spread."""
+        return evenly_spread(len(self), most)
 
     def inside(self, index: int) -> int:
         """The number, from 0, of a row that may be counted from the end. Raises IndexError where there is none."""

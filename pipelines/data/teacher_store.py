@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from ..errors import UserError
-from ..storage.cache import cached_folder, sha
+from ..storage.cache import cached_folder
 from ..words import counted, watched
 from .documents import in_batches
 from .mapped_store import META, MappedStore
+from .reference import WithMore
 from .rows import Rows
 from .token_store import token_dtype
 
@@ -46,18 +46,16 @@ class TeacherShard(MappedStore):
         )
 
 
-class WithTopTokens(Rows, Dataset):
+class WithTopTokens(WithMore):
     """Packed rows, each with a teacher's TOP_IDS and LOG_PROBS at each of its places.
 
     each: number of rows per shard; the last one may have fewer. key: identity of what the answers were computed from.
     """
 
     def __init__(self, rows: Rows, shards: list[TeacherShard], each: int, key: str):
-        self.rows, self.shards, self.each = rows, shards, each
-        self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
+        super().__init__(rows, key)
+        self.shards, self.each, self.sequence_length = shards, each, rows.sequence_length
         self.is_packed, self.stores = rows.is_packed, rows.stores
-        self.account, self.notes = rows.account, rows.notes
-        self.sequence_length = rows.sequence_length
 
     @classmethod
     def cached(
@@ -96,9 +94,6 @@ class WithTopTokens(Rows, Dataset):
         if name == "rows":  # while it is unpickled
             raise AttributeError(name)
         return getattr(self.rows, name)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         index = self.inside(index)

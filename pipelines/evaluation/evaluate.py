@@ -7,7 +7,7 @@ training reports at its end, because the same code computes them.
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -127,13 +127,23 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     check_length(objective, config)
     partial = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
-    splits = objective.splits_to_measure(split, names)
+    splits = splits_to_measure(objective, split, names)
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
     say(f"{split}: {note}" for note in rows.notes)
-    chosen = data.scores().some_rows(rows, max_examples) if partial else list(range(len(rows)))
+    chosen = rows.of_examples(max_examples) if partial else list(range(len(rows)))
     of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
     return PreparedEvaluation(recipe, split, data, names, *of_splits, max_examples)
+
+
+def splits_to_measure(objective: Objective, split: str, metrics: Sequence[str]) -> list[str]:
+    """The splits whose rows are needed: `split`, and `train` where a metric or class weights are computed from it.
+
+    A stream is not read for a metric.
+    """
+    of_metric = any(METRICS[name].needs_train for name in metrics) and not objective.recipe.data.streaming
+    balanced = getattr(objective.settings, "class_weights", None) == "balanced"
+    return [split, "train"] if of_metric or (balanced and split != "train") else [split]
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
@@ -175,7 +185,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         split=split,
         examples=len(chosen),
         max_examples=prepared.max_examples,
-        rows=f"{objective.row_noun}s",
+        rows=f"{objective.words.row}s",
         account=rows.account.to_json(),
         metrics=metrics,
         signatures=(scored.signatures if scored else {}) | of_model.signatures,
@@ -213,7 +223,7 @@ def answers_of(scores: Scores, comparison: Comparison) -> list[dict]:
     ]
     if comparison.probabilities is not None:
         for answer, scores in zip(answers, comparison.probabilities):
-            answer["scores"] = {name: float(score) for name, score in zip(owner.score_names(len(scores)), scores)}
+            answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
     return answers
 
 

@@ -19,6 +19,7 @@ import transformers
 
 from ..adapters import weights_identity
 from ..data.account_words import unusual
+from ..data.rows import evenly_spread
 from ..errors import UserError, did_you_mean
 from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
@@ -26,7 +27,6 @@ from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.data import Data
 from ..objectives.prepare import cache_of, leaves_out
 from ..objectives.reads import Reads
-from ..objectives.scores import evenly_spread
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
@@ -88,9 +88,9 @@ def evaluate_few_shot(
     sources, template = reads.open(), question_template(reads, shots.template)
     data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
-    kind = KINDS[objective.asks_for](data, shots.words, [question.answer for question in solvable])
+    kind = KINDS[objective.asks_for[0]](data, shots.words, [question.answer for question in solvable])
     scores = data.scores()
-    names = [name for name in scores.metrics if METRICS[name].fits(kind.compares)]
+    names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
     solved = draw_shots(solvable, max(shots.numbers), recipe)
     if max_examples is not None:
@@ -129,9 +129,9 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
 
 def question_template(reads: Reads, given: str | None) -> str:
     """The template of a question; raises UserError for a template with an unknown column, or without any column."""
-    columns = list(reads.asked_columns(reads.text_columns().values()).values())
+    columns = list(reads.asked_columns().values())
     if given is None:
-        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.answer_column}:"])
+        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.asks_for[1]}:"])
     template = given.replace("\\n", "\n")
     fields = FIELD.findall(template)
     for name in fields:

@@ -9,6 +9,7 @@ from ..errors import UserError, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe, parse_override
+from ..recipes.data_section import sections_of
 from ..recipes.recipe_files import is_file_of, read_yaml_file, recipe_beside
 from ..recipes.schema import MINIMAL_PAIRS, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
 from ..recipes.suite_file import Suite
@@ -51,7 +52,7 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
     That is the model from which the recipe's training starts, or, if it names none, the one from which `model` was
     trained. Raises UserError where neither is known.
     """
-    part, name = objective_of(recipe).section, objective_of(recipe).is_start_where_null
+    part, name = recipe.learned_section, recipe.learned.is_start_where_null
     if name is None:
         return recipe
     data, _ = read_yaml_file(task, "recipes", "recipe")
@@ -149,7 +150,7 @@ def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     Raises:
         UserError: the recipe has no such split.
     """
-    sections = objective_of(recipe).data_sections()
+    sections = sections_of(objective_of(recipe))
     available = [
         split
         for split in SPLITS

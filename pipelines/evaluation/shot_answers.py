@@ -105,7 +105,7 @@ KINDS: dict[str, Callable] = {kind.compares: kind for kind in (Classes, Numbers,
 
 def label_words(data: Data, given: Sequence[str] | None) -> list[str]:
     """The words of the classes; raises UserError unless there is one for each class, all different and none empty."""
-    names = data.names
+    names = data.labels.names
     if given is None and are_unnamed(names):
         raise UserError(f"--shots asks for words, and the classes have no names but {names[0]}, ...; add --label-words")
     words = [word.strip() for word in (names if given is None else given)]

@@ -97,7 +97,7 @@ def locate(name: str, overrides: list[str] = (), notes: list[str] | None = None)
     path = Path(name).expanduser()
     if is_recipe(name):
         recipe = load_recipe(name, overrides, notes=notes)
-        if objective_of(recipe).special_tokens is None:
+        if objective_of(recipe).tokens is None:
             raise UserError(f"recipe {name!r} has no tokenizer: {objective_of(recipe).setting} reads no text")
         return Place(name, recipe, True, " ".join([name, *overrides]))
     if path.is_dir():
@@ -132,7 +132,7 @@ def check_text(place: Place, texts: list[str], on: str | None, split: str | None
         refuse_file("TEXT", text, f"to measure on it: --on {text}")
     if "" in [text.strip() for text in texts]:
         raise UserError("TEXT is empty; give some words")
-    if not texts and not on and (place.recipe is None or objective_of(place.recipe).special_tokens is None):
+    if not texts and not on and (place.recipe is None or objective_of(place.recipe).tokens is None):
         raise UserError(f"{place.name!r} has no recipe beside it whose text is measured; add --on FILE, or a TEXT")
 
 

@@ -14,10 +14,10 @@ from ..data.file_reader import FileReader
 from ..data.hub_reader import HubReader
 from ..data.reader import ExampleView, Reader
 from ..data.remote_files import with_local_copies
+from ..data.rows import evenly_spread
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import datasets
 from ..metrics import wilson
-from ..objectives.scores import evenly_spread
 from ..recipes.data_section import SourceSection
 from ..recipes.schema import DataSection, MinimalPairsSettings
 from ..words import say

@@ -213,6 +213,12 @@ _built_in("answer_f1", "answers", "AnswerF1", "SQuAD's mean F1 of the answers' w
 _built_in("exact_match", "texts", "ExactMatch", "share of texts equal to a reference", interval=wilson)
 
 
+def of_validations(objective) -> list[str]:
+    """The recipe's metrics that validations during training measure; others need the finished model."""
+    metrics = objective.recipe.evaluation.metrics
+    return [name for name in metrics if objective.Scores.predicts or METRICS[name].of_validations]
+
+
 def check_metrics(names: Iterable[str], fitting: list[str], setting: str, num_classes: int | None = None) -> None:
     """Check the names of metrics before anything is computed; imports nothing heavy.
 

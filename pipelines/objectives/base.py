@@ -9,29 +9,49 @@ command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
-from pathlib import Path
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
-from ..recipes.data_section import DERIVED_FROM_TEXT
+from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
 from ..recipes.introspection import family_names, family_row
-from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
+from ..recipes.schema import ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from .answers import Answers
 from .data import ModelFacts
 from .learns import Learns
 from .reads import Reads
+from .row_words import Words
 from .scores import Scores
+from .tokens import Tokens
 
 if TYPE_CHECKING:
     from .teachers import Teaching
 
 # Bounds of settings for `doc`: SHARE for shares and probabilities, TOKENS for the number of tokens of a text.
 SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
+
+
+# Settings that bound how many tokens the model reads or writes at once.
+LENGTHS = ("sequence_length", "max_length", "max_target_length")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What `anyformer plan` counts.
+
+    lengths: the most (tokens of a row that the model reads, tokens that an encoder-decoder's decoder writes); None: as
+    many as the model has positions or an image has patches. sequences: that the model reads per row, such as 2 for
+    pairs of texts. labelled: the share of a row's tokens that are predicted. fields: those of `Learns.config_fields`
+    that change the number of weights, as far as the recipe alone determines them.
+    """
+
+    lengths: tuple[int | None, int | None]
+    sequences: int = 1
+    labelled: float = 1.0
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class FamiliesWith:
@@ -58,28 +78,16 @@ class Objective:
     needs: what not every run offers: OWN_BATCHES (its rows share no batch with other objectives' rows: their batches
     hold further keys, or the loss is not the model's), WHOLE_MODEL (the last pipeline stage cannot compute the loss),
     WHOLE_ROWS (no row is split over processes).
-    special_tokens: what a tokenizer trained for it puts around a text ("none", "cls_sep" or "eos"; see
-    recipes/special_tokens.py); None: it reads no text. framing_of_head: {Auto class that a family is pretrained with:
-    what it puts around a text instead}. sentinels: the number of tokens <extra_id_N> that it needs.
+    tokens: what its tokenizer needs (tokens.py); None: it reads no text. words: what people read about it.
     compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
-    recipe names none. validates_metrics: whether validations during training measure all of them.
-    asks_for: the kind of answers in `Reads.questions`, which few-shot evaluation puts to any language model: "classes",
-    "numbers", "texts", or "" (no questions). answer_column: the column of these answers.
+    recipe names none. asks_for: (kind, column) of the answers in `Reads.questions`, which few-shot evaluation puts to
+    any language model: "classes", "numbers" or "texts"; None: no questions.
     parts: the objectives that it consists of, by label; empty for most objectives.
     continues_prompts: whether the finished model gets evaluation.sample_prompts.
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
     compared by text and by position.
-    hub_task: the Hub's pipeline tag of the model, where its head does not imply it. loss_unit: the unit of the loss.
-    samples_are_answers: whether a sample answers its prompt; otherwise it continues it. sample_words: the words before
-    the prompt in a sample's heading. picture: the file in the run's folder that is shown as its sample.
-    row_noun: what a row is called. legend_words: what the marks of `Reads.show` mean, as showing.legend takes it. use:
-    the command that runs the finished model, with {folder} in it. sequences_per_row: sequences that the model reads per
-    row, such as 2 for pairs of texts. unused_weights: prefixes of the names of weights that the model has and the
-    objective does not use. hub_tags: further tags of a published model.
-    share_of_usual_rate: factor on the model's usual learning rate (recipes/usual_rates.py).
+    unused_weights: prefixes of the names of weights that the model has and the objective does not use.
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
-    stratified_by: the column of the classes by which splits of the data can be stratified; None: there is none.
-    is_start_where_null: the setting whose null means the model from which the training starts; None: there is none.
     """
 
     name: ClassVar[str]
@@ -92,32 +100,16 @@ class Objective:
     auto_class: ClassVar[str]
     families: ClassVar[tuple[str, ...]] = FamiliesWith()
     needs: frozenset[str] = frozenset({OWN_BATCHES, WHOLE_MODEL, WHOLE_ROWS})
-    special_tokens: ClassVar[str | None] = None
-    framing_of_head: ClassVar[dict[str, str]] = {}
-    sentinels: int = 0
+    tokens: ClassVar[Tokens | None] = None
+    words: Words = Words()
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
-    validates_metrics: ClassVar[bool] = False
-    asks_for: str = ""
-    answer_column: str | None = None
+    asks_for: tuple[str, str] | None = None
     parts: "Mapping[str, Objective]" = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
-    hub_task: ClassVar[str | None] = None
-    loss_unit: ClassVar[str] = "nats per token"
-    samples_are_answers: ClassVar[bool] = False
-    sample_words: ClassVar[str] = "sample after"
-    picture: ClassVar[str | None] = None
-    row_noun: ClassVar[str] = "row"
-    legend_words: str = ""
-    use: ClassVar[str] = "anyformer train RECIPE model.name_or_path={folder}"
-    sequences_per_row: int = 1
     unused_weights: ClassVar[tuple[str, ...]] = ()
-    hub_tags: ClassVar[tuple[str, ...]] = ()
-    share_of_usual_rate: ClassVar[float] = 1.0
     taught: ClassVar[str] = "nothing"
-    stratified_by: str | None = None
-    is_start_where_null: ClassVar[str | None] = None
 
     def __init_subclass__(cls, **kwargs):
         """Derive the subclass's Settings with a field `name`, whose default is the objective's name."""
@@ -126,14 +118,14 @@ class Objective:
             body = {"__annotations__": {"name": str}, "name": doc("what the model learns", cls.name)}
             body |= {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
             cls.Settings = dataclass(type("Settings", (cls.Settings,), body))
+        if not cls.__module__.startswith("anyformer."):
+            from .flat_attributes import with_words
+
+            with_words(cls)
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed
-
-    @cached_property
-    def facts(self) -> ModelFacts:
-        """What is known of the recipe's model."""
-        return ModelFacts(self.recipe)
+        self.facts, self.words = ModelFacts(recipe), self.words.of(self.settings)
 
     @property
     def setting(self) -> str:
@@ -141,52 +133,26 @@ class Objective:
         return f"{self.section}.name={self.name}"
 
     @classmethod
-    def summary(cls) -> str:
-        """The first line of the docstring, without its full stop."""
-        return (cls.__doc__ or cls.name).strip().splitlines()[0].rstrip(".")
-
-    @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        """Whether a registered metric (MetricRow) can be computed from what is predicted here."""
-        return row.fits(cls.compares) and (cls.predicts_each_position or not row.every_token)
-
-    @classmethod
     def metric_names(cls) -> list[str]:
         """The metrics that the objective can report in addition to the loss."""
-        return [name for name, row in METRICS.items() if cls.takes_metric(row)]
+        each = cls.predicts_each_position
+        return [name for name, row in METRICS.items() if row.fits(cls.compares) and (each or not row.every_token)]
 
     @property
     def metrics(self) -> list[str]:
         """Names of the metrics that are reported in addition to the loss."""
         return self.recipe.evaluation.metrics
 
-    def metrics_of_validations(self) -> list[str]:
-        """The recipe's metrics that validations during training measure; others need the finished model."""
-        metrics = self.recipe.evaluation.metrics
-        return [name for name in metrics if self.validates_metrics or METRICS[name].of_validations]
-
     def metrics_of_answers(self) -> list[str]:
         """The metrics that are computed from answers; validations do so if one is evaluation.best_metric."""
         return []
-
-    def teaching(self, reads: Reads) -> "Teaching":
-        """What the recipe's teacher says of the rows of `reads`, and the loss that learns it."""
-        return TEACHERS[self.taught](self, reads)
-
-    # ---- the recipe, before anything is read
-
-    def check_family(self) -> None:
-        """Raise UserError for a family of models that this objective does not train."""
-        family = self.recipe.model.family
-        if family is not None and family not in self.families:
-            raise UserError(
-                f"model.family={family} does not go with {self.setting}; it takes {' or '.join(self.families)}"
-            )
 
     def check(self) -> None:
         """Raise UserError for the first setting of the recipe that does not go with this objective."""
         from ..metrics import check_tokenize
 
+        if not reads_text(self):
+            check_examples(self)
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
             raise UserError(
@@ -194,41 +160,7 @@ class Objective:
                 f"text; remove it"
             )
         if self.recipe.teacher is not None:
-            self.teaching(self.Reads(self)).check()
-
-    def refuse_idle(self, names: Sequence[str], because: str, belongs_to: str) -> None:
-        """Raise UserError for the first of the settings `names` that is set although it has no effect.
-
-        A setting counts as set if it differs from its default, because saved recipes spell out all defaults. because:
-        the setting and value with which they have no effect; belongs_to: the one with which they have.
-        """
-        for row in fields(self.settings):
-            value = getattr(self.settings, row.name)
-            if row.name in names and value != default_of(row):
-                raise UserError(
-                    f"{self.section}.{row.name}={show(value)} has no effect with {because}; it belongs to {belongs_to}"
-                )
-
-    def data_sections(self) -> list[DataSection]:
-        """The data sections that are read: the recipe's, or one for each part of a mixture or multi-task."""
-        return [self.recipe.data]
-
-    def check_data(self) -> None:
-        """Raise UserError for data settings that exclude each other; reads no file."""
-        from ..recipes.data_section import check_data
-
-        for data in self.data_sections():
-            check_data(data)
-
-    def check_tokenizer(self) -> None:
-        """Raise UserError for a tokenizer section that does not go with this objective."""
-        from .tokens import check_tokenizer
-
-        check_tokenizer(self)
-
-    def further_tokens(self) -> list[str]:
-        """Special tokens that it needs beside framing and sentinels; a tokenizer that is trained for it gets them."""
-        return []
+            teaching_of(self, self.Reads(self)).check()
 
     def check_metrics(self, names: Sequence[str] | None = None) -> None:
         """Raise UserError for a metric that this objective cannot report.
@@ -244,79 +176,32 @@ class Objective:
 
     def lengths(self) -> dict[str, int | None]:
         """{setting: its value} of the settings that bound how many tokens the model reads or writes at once."""
-        return {}
+        return {name: getattr(self.settings, name) for name in LENGTHS if hasattr(self.settings, name)}
 
-    def row_lengths(self) -> tuple[int | None, int | None]:
-        """The most (tokens of a row that the model reads, tokens that an encoder-decoder's decoder writes).
-
-        None: as many as the model has positions or an image has patches.
-        """
+    def planned(self) -> Planned:
+        """What is known of the rows and the model before any data."""
         most = max((length for length in self.lengths().values() if length is not None), default=None)
-        return most, most
+        return Planned((most, most))
 
-    def labelled_share(self) -> float:
-        """The share of a row's tokens that are predicted."""
-        return 1.0
 
-    def planned_fields(self) -> dict[str, Any]:
-        """The `Learns.config_fields` that change the number of weights, as far as the recipe alone determines them."""
-        return {}
+def teaching_of(objective: Objective, reads: Reads) -> "Teaching":
+    """What the recipe's teacher says of the rows of `reads`, and the loss that learns it."""
+    return TEACHERS[objective.taught](objective, reads)
 
-    def further_costs(self) -> list[str]:
-        """Sentences about costs of a run that `anyformer plan` does not count."""
-        return [] if self.recipe.teacher is None else self.teaching(self.Reads(self)).further_costs()
 
-    def check_length(self, most: int, field: str = "the model's max_position_embeddings") -> None:
-        """Raise UserError where rows are longer than the `most` positions for which a model has embeddings."""
-        self._refuse_longer(most, field, f"; at most {most} works: learned positions need one for each token")
+def refuse_idle(objective: Objective, names: Sequence[str], because: str, belongs_to: str) -> None:
+    """Raise UserError for the first of the settings `names` that is set although it has no effect.
 
-    def check_context(self, most: int) -> None:
-        """Raise UserError where rows are longer than `most`, the max_position_embeddings that the config would state.
-
-        Training would work with positions that are not learned, but the saved config would be wrong.
-        """
-        way_out = ", the context it would be saved with; set model.max_position_embeddings={length} or {name}={most}"
-        self._refuse_longer(most, "the model's max_position_embeddings", way_out)
-
-    def _refuse_longer(self, most: int, field: str, way_out: str) -> None:
-        for name, length in self.lengths().items():
-            if length is not None and length > most:
-                name = f"{self.section}.{name}"
-                said = f"{name}={length} is longer than {field}={most}"
-                raise UserError(said + way_out.format(length=length, name=name, most=most))
-
-    def splits_to_measure(self, split: str, metrics: Sequence[str]) -> list[str]:
-        """The splits whose rows are needed to measure `split`: itself, and `train` where a metric reads it.
-
-        A stream is not read for a metric.
-        """
-        reads_train = any(METRICS[name].needs_train for name in metrics) and not self.recipe.data.streaming
-        return [split, "train"] if reads_train else [split]
-
-    # ---- words
-
-    def step_words(self) -> str:
-        """The unit of a batch's size, printed after a number: `rows x 1024 tokens`."""
-        return f"{self.row_noun}s"
-
-    def sample_title(self, prompt: str) -> str:
-        """The heading above a sample."""
-        return f"{self.sample_words} {prompt!r}"
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """An example (input, options) for transformers' pipeline; settings: the objective's, from a saved recipe."""
-        return "your text", {}
-
-    def how_to_use(self, folder: Path) -> str:
-        """The command that runs the finished model."""
-        return self.use.format(folder=folder)
-
-    def legend(self):
-        """What the marks of `Reads.show` mean: a rich Text."""
-        from .showing import legend
-
-        return legend(self.legend_words)
+    A setting counts as set if it differs from its default, because saved recipes spell out all defaults. because: the
+    setting and value with which they have no effect; belongs_to: the one with which they have.
+    """
+    section, settings = objective.section, objective.settings
+    for row in fields(settings):
+        value = getattr(settings, row.name)
+        if row.name in names and value != default_of(row):
+            raise UserError(
+                f"{section}.{row.name}={show(value)} has no effect with {because}; it belongs to {belongs_to}"
+            )
 
 
 # Data settings that only plain text has: (name, default).

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import UserError
 from ..plugins import register_objective
@@ -57,9 +57,8 @@ class Causal(TextObjective):
     auto_class = "AutoModelForCausalLM"
     continues_prompts = True
     predicts_each_position = True
-    hub_task = "text-generation"
     needs = frozenset()
-    use = 'anyformer generate {folder} "your prompt"'
+    words = replace(TextObjective.words, hub_task="text-generation", use='anyformer generate {folder} "your prompt"')
 
     def check(self) -> None:
         super().check()

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,18 +13,19 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import most_positions
 from ..recipes.schema import ObjectiveSettings, doc
-from ..storage.cache import sha
 from ..words import at_limit, counted
 from .answering import continuations
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective
 from .chat_templates import ChatTemplate, Encoded
 from .data import Data
+from .example_reads import stored, try_rows
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
-from .tokens import check_prompts, need_tokens, train_or_load
+from .row_words import Words
+from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -85,7 +85,8 @@ class ReadsChats(Reads):
     def text_columns(self) -> dict[str, str]:
         return {name: column for name, column in self.columns().items() if name not in ("tools_field", VARIABLES)}
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
+        there = self.text_columns().values() if there is None else there
         fields = {name: column for name, column in self.columns().items() if name in ASKED}
         return {name: column for name, column in fields.items() if name not in OPTIONAL or column in there}
 
@@ -131,17 +132,10 @@ class ReadsChats(Reads):
 
     def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
         """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer."""
-        from ..data.example_store import encode_examples, schema_of
-        from ..data.examples import examples_fingerprint
-        from ..tokenizers.load import tokenizer_fingerprint
-
         columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
-        section, tokenizer = self.settings, data.tokenizer
-        of_rows = [section.max_length, section.system, tokenizer.chat_template, list(columns)]
-        # The name of the rows in the cache, and part of a run's identity.
-        key = sha([self.objective.name, examples_fingerprint(source), tokenizer_fingerprint(tokenizer), of_rows])
-        make = partial(self._batches, data)
-        rows = encode_examples(cache, key, source, schema_of(columns), make, self._facts, tokenizer)
+        section = self.settings
+        of_rows = [section.max_length, section.system, data.tokenizer.chat_template, list(columns)]
+        rows = stored(self, data, source, cache, columns, of_rows, kind=[self.objective.name])
         if not len(rows):
             raise UserError(
                 f"task.max_length={section.max_length}: no {self._noun} of {source.name} leaves room for an answer; "
@@ -156,11 +150,7 @@ class ReadsChats(Reads):
             yield from (example for example, row in zip(batch, rows) if row is not None)
 
     def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        for _ in self.texts(examples).documents():
-            pass
-        if data is not None:
-            for _ in self._batches(data, examples, Account()):
-                pass
+        try_rows(self, examples, data)
 
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, Any]]:
         """Columns of the rows, batch after batch, and the number of examples without a row."""
@@ -172,7 +162,7 @@ class ReadsChats(Reads):
 
     def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[dict[str, Any] | None]:
         """What _row_of returns for each example, with prompt and answer of its first conversation."""
-        per_row = self.objective.sequences_per_row
+        per_row = self.objective.planned().sequences
         conversations = [(place, chat) for place, row in batch for chat in self._conversations(read, place, row)]
         encoded, rows = data.labels.encode(conversations, read.account), []
         for start in range(0, len(conversations), per_row):
@@ -205,6 +195,8 @@ class ReadsChats(Reads):
 
 class LearnsChats(Learns):
     """Answers, and where they end."""
+
+    shifts_labels = True
 
     def adapt(self, model: Any) -> None:
         """Let generation stop at the tokens that end answers."""
@@ -279,17 +271,12 @@ class ChatTask(Objective):
     section = "task"
     Learns, Answers = LearnsChats, AnswersChats
     auto_class = DECODER
-    special_tokens = "none"
-    row_noun = "example"
-    hub_task = "text-generation"
+    tokens = Tokens()
     continues_prompts = True
-    samples_are_answers = True
-    sample_words = "answer to"
-    use = 'anyformer generate {folder} "your question" --chat'
-
-    def check(self) -> None:
-        check_examples(self)
-        super().check()
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
+    words = Words(
+        row="example",
+        sample="answer to {prompt!r}",
+        answers=True,
+        use='anyformer generate {folder} "your question" --chat',
+        hub_task="text-generation",
+    )

@@ -39,6 +39,10 @@ class ClassSettings(NamedClassSettings):
 
     label_field: str = doc("column that holds the class, a number or a name", "label")
 
+    @property
+    def stratified_by(self) -> str:
+        return self.label_field
+
 
 def check_classes(objective: Objective) -> None:
     """Raise UserError for names or weights of classes that are none."""
@@ -46,11 +50,6 @@ def check_classes(objective: Objective) -> None:
     weights = objective.settings.class_weights
     if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
         raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
-
-
-def splits_with_weights(objective: Objective, splits: list[str]) -> list[str]:
-    """The splits that are needed to measure one, with `train` where class weights are computed from it."""
-    return [*splits, "train"] if objective.settings.class_weights == "balanced" and "train" not in splits else splits
 
 
 @dataclass(frozen=True)
@@ -230,12 +229,8 @@ def with_class_notes(objective: Objective, rows: dict) -> dict:
 class LearnsClasses(Learns):
     """The classes' names in the model's config, by which `pipeline()` answers, and their weights in the loss."""
 
-    @property
-    def new_head(self) -> str:
-        return self.data.labels.new_head
-
     def config_fields(self) -> dict[str, Any]:
-        names = self.data.names
+        names = self.data.labels.names
         return {
             **decoder_start(self.objective, self.tokenizer),
             "num_labels": len(names),

@@ -39,7 +39,7 @@ class ClassScores(Scores):
     unit: what the class report counts, where that is not rows.
     """
 
-    reads_logits = True
+    predicts = "row"
     unit: str = ""
 
     def predictions(self, logits, labels):
@@ -48,7 +48,8 @@ class ClassScores(Scores):
         (B, 2 + C), with the probabilities of all classes, where a metric needs them or `keeps_scores` is set.
         """
         shares = logits.float().softmax(-1)
-        if not self.keeps_scores and not any(METRICS[name].compares == "probabilities" for name in self.metrics):
+        needs_all = any(METRICS[name].compares == "probabilities" for name in self.objective.metrics)
+        if not self.keeps_scores and not needs_all:
             shares = shares.amax(-1, keepdim=True)
         return torch.cat([torch.stack([logits.argmax(-1), labels], dim=-1).float(), shares], dim=-1)
 
@@ -57,10 +58,10 @@ class ClassScores(Scores):
         predicted, true = predictions[:, :2].astype("int32").T
         judged = Judged(predicted, true, predictions[:, 2:].max(-1))
         probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
-        return self.compare(predicted.tolist(), true.tolist(), probabilities, judged=judged)
+        return self._compare(predicted.tolist(), true.tolist(), probabilities, judged=judged)
 
     def named(self, value: int) -> str:
-        return self.data.names[value]
+        return self.data.labels.names[value]
 
     # ---- the report on single classes after a pass over some rows
 
@@ -85,7 +86,7 @@ class ClassScores(Scores):
         if not rows.facts.get("empty"):  # sentences without a word have no row: row numbers differ
             places = places_of(source, [*self.data.reads.columns().values()][-1], of_rows)
         return {
-            "unit": self.unit or f"{self.objective.row_noun}s",
+            "unit": self.unit or f"{self.objective.words.row}s",
             **self._judged_classes(judged),
             "calibration": calibration(judged.confidence, right),
             "mistakes": [
@@ -100,12 +101,12 @@ class ClassScores(Scores):
         """ "classes", "matrix" and "confused" of the report."""
         from ..metrics.class_report import confusion, per_class
 
-        names = self.data.names
+        names = self.data.labels.names
         return {"classes": per_class(names, judged.given, judged.true)} | confusion(names, judged.given, judged.true)
 
     def _said(self, judged: Judged, place: int, row: dict) -> tuple[str, str]:
         """(the model's answer, the right answer) in words. place: index into `judged`. row: the answer's row."""
-        return self.data.names[judged.given[place]], self.data.names[judged.true[place]]
+        return self.data.labels.names[judged.given[place]], self.data.labels.names[judged.true[place]]
 
     def _as_read(self, judged: Judged, place: int, row: dict) -> dict[str, str]:
         """The "text" or "image" of an answer's row, as the model reads it."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.modeling.families import Family
 
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..errors import loading
 from ..recipes.introspection import family_row
 from ..recipes.schema import Recipe
@@ -93,24 +94,24 @@ class Data:
     @property
     def tokenizer(self) -> Any:
         """The tokenizer; None where the model reads no text."""
-        return self.processor if self.objective.special_tokens is not None else None
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the classes, in the order of the model's outputs; [] where labels are no classes."""
-        return list(getattr(self.labels, "names", ()))
-
-    @property
-    def packed(self) -> bool:
-        """Whether any row may hold more than one document."""
-        return any(rows.is_packed for rows in (*self.rows.values(), *(rows for *_, rows in self.stages)))
+        return self.processor if self.objective.tokens is not None else None
 
     @property
     def collator(self) -> Callable[[list[dict]], dict]:
         """Makes a batch of rows; a `transformers.Trainer` takes it as `data_collator`."""
-        return self.collator_of(self.packed)
+        return self.collator_of(is_packed(self))
 
     def collator_of(self, packed: bool) -> Callable[[list[dict]], dict]:
         """The collator of rows, some of which hold several documents (packed) or none does."""
         collate = self.reads.collator(self, packed)
         return collate if self.lesson is None else self.lesson.beside_rows(collate)
+
+
+def is_packed(data: Data) -> bool:
+    """Whether any row may hold more than one document."""
+    return any(rows.is_packed for rows in (*data.rows.values(), *(rows for *_, rows in data.stages)))
+
+
+def collated(data: Data, rows: "Rows", number: int, row: dict) -> dict:
+    """A batch of this row alone, as training sees it in its first epoch."""
+    return data.reads.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])

@@ -7,9 +7,9 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.special_tokens import MASK
 from .base import SHARE, Objective
-from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import TextObjective, TextSettings
-from .tokens import need_tokens
+from .tokens import Tokens, need_tokens
 
 
 @dataclass
@@ -85,7 +85,8 @@ class Denoising(TextObjective):
     """
 
     name = "denoising"
-    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
+    auto_class, needs = SEQ2SEQ, NEEDS
+    tokens = Tokens("eos", further=lambda objective: [MASK])
     Settings = DenoisingSettings
     Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, AddsNoise
 
@@ -95,9 +96,6 @@ class Denoising(TextObjective):
             raise UserError(
                 "objective.name=denoising with both rates 0 copies its text; set one, such as objective.infill_rate=0.3"
             )
-
-    def further_tokens(self) -> list[str]:
-        return [MASK]
 
 
 def counts(lengths: list[int], rate: float):

@@ -1,7 +1,7 @@
 """Reading of labelled examples with text: one row per example, of different lengths, padded in batches."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,8 @@ from ..data.account import Account
 from ..data.cells import filled_text_of, text_of
 from ..storage.cache import sha
 from .data import Data
-from .reads import Reads
-from .tokens import UNLIMITED, pad_token_id, train_or_load
+from .reads import AS_READ, Reads
+from .tokens import UNLIMITED, padding_collator, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 class ReadsExamples(Reads):
     """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`, `_batches`)."""
 
-    kind_of_rows: list[str] = []  # further parts of the cache key of stored rows
+    legend = AS_READ
 
     @abstractmethod
     def columns(self) -> dict[str, str]:
         """Recipe field -> column that is read; the last one holds the label or answer."""
 
     def text_columns(self) -> dict[str, str]:
+        """{setting: the column that it names} for each text of an example."""
         return self.columns()
 
-    def asked_columns(self, there) -> dict[str, str]:
+    def asked_columns(self, there=None) -> dict[str, str]:
         return self.text_columns()
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
@@ -41,7 +42,7 @@ class ReadsExamples(Reads):
     def open(self) -> "dict[str, Examples]":
         from ..data.example_splits import open_examples
 
-        return open_examples(self.recipe.data, self.columns(), classes=self.objective.stratified_by)
+        return open_examples(self.recipe.data, self.columns(), classes=self.objective.settings.stratified_by)
 
     def texts(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
@@ -64,11 +65,7 @@ class ReadsExamples(Reads):
         return None
 
     def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        for _ in self.texts(examples).documents():
-            pass
-        if data is not None:
-            for _ in self._batches(data, examples, Account()):
-                pass
+        try_rows(self, examples, data)
 
     @abstractmethod
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, list]]:
@@ -81,41 +78,13 @@ class ReadsExamples(Reads):
         """Facts about one of `_batches`, whose numbers are added up over all of them."""
         return {"examples": len(batch["labels"]), "tokens": sum(map(len, batch["input_ids"]))}
 
-    def stored(
-        self,
-        data: Data,
-        source: "Examples",
-        cache: Path,
-        columns: dict[str, str],
-        *settings: Any,
-        make: Callable | None = None,
-        facts: Callable | None = None,
-    ) -> "EncodedExamples":
-        """The rows that `_batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
-
-        columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer. make,
-        facts: used instead of `_batches` and `_facts`.
-        """
-        from ..data.example_store import encode_examples, schema_of
-        from ..data.examples import examples_fingerprint
-        from ..tokenizers.load import tokenizer_fingerprint
-
-        # The name of the rows in the cache, and part of a run's identity.
-        fingerprint = tokenizer_fingerprint(data.tokenizer)
-        key = sha([*self.kind_of_rows, examples_fingerprint(source), fingerprint, *settings])
-        make, facts = make or partial(self._batches, data), facts or self._facts
-        return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)
-
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
-        from ..data.length_batching import PaddingCollator
-
-        tokenizer = data.tokenizer
-        return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left")
+        return padding_collator(data.tokenizer)
 
     # ---- questions to a language model
 
     def questions(self, data: Data, source: "Examples") -> Iterator[tuple[dict[str, str], Any]]:
-        columns = self.asked_columns(self.text_columns().values())
+        columns = self.asked_columns()
         for place, row in source:
             texts = {column: text_of(row, column, field, place) for field, column in columns.items()}
             yield texts, self._true_answer(data, row, place)
@@ -124,3 +93,38 @@ class ReadsExamples(Reads):
         """The answer of an example, as a language model is asked for it; by default a text. Raises UserError."""
         field, column = [*self.columns().items()][-1]
         return self.text_in(row, column, field, place)
+
+
+def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
+    """Raise UserError for an example with no text or, once there are data, with no row."""
+    for _ in reads.texts(examples).documents():
+        pass
+    if data is not None:
+        for _ in reads._batches(data, examples, Account()):
+            pass
+
+
+def stored(
+    reads: Any,
+    data: Data,
+    source: "Examples",
+    cache: Path,
+    columns: dict[str, str],
+    *settings: Any,
+    kind: Sequence[str] = (),
+    make: Callable | None = None,
+    facts: Callable | None = None,
+) -> "EncodedExamples":
+    """The rows that `reads._batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
+
+    columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer; kind:
+    names before them. make, facts: used instead of `_batches` and `_facts`.
+    """
+    from ..data.example_store import encode_examples, schema_of
+    from ..data.examples import examples_fingerprint
+    from ..tokenizers.load import tokenizer_fingerprint
+
+    # The name of the rows in the cache, and part of a run's identity.
+    key = sha([*kind, examples_fingerprint(source), tokenizer_fingerprint(data.tokenizer), *settings])
+    make, facts = make or partial(reads._batches, data), facts or reads._facts
+    return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)

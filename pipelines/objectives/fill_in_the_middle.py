@@ -1,7 +1,6 @@
 """Fill in the middle (Bavarian et al. 2022): a decoder learns to write what belongs between two texts."""
 
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts, pad, row_generators, row_ids
@@ -13,7 +12,7 @@ from .base import SHARE
 from .data import Data
 from .showing import is_label
 from .text import ReadsText, TextObjective, TextSettings, show_packed
-from .tokens import need_tokens, pad_token_id, token_ids
+from .tokens import Tokens, need_tokens, pad_token_id, token_ids
 
 ADDED = 4  # tokens by which rearranging may lengthen a document: three sentinels and an end-of-text
 
@@ -81,8 +80,13 @@ class FillInTheMiddle(TextObjective):
     name = "fill_in_the_middle"
     auto_class = "AutoModelForCausalLM"
     continues_prompts = True
-    hub_task = "text-generation"
     needs = frozenset({WHOLE_ROWS})
+    tokens = Tokens(further=lambda objective: objective.settings.sentinels)
+    words = replace(
+        TextObjective.words,
+        hub_task="text-generation",
+        use='anyformer generate {folder} "{0.prefix_token}the beginning{0.suffix_token}the end{0.middle_token}"',
+    )
     Settings = FillInTheMiddleSettings
     Reads = ReadsMiddles
 
@@ -97,13 +101,6 @@ class FillInTheMiddle(TextObjective):
                 f"objective.sequence_length={section.sequence_length} must be at least {ADDED + 2}, so that a row has "
                 f"room for three sentinels and an end-of-text"
             )
-
-    def further_tokens(self) -> list[str]:
-        return self.settings.sentinels
-
-    def how_to_use(self, folder: Path) -> str:
-        prefix, middle, suffix = self.settings.sentinels
-        return f'anyformer generate {folder} "{prefix}the beginning{suffix}the end{middle}"'
 
 
 class FillInTheMiddleCollator:

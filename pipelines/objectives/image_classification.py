@@ -15,16 +15,16 @@ from .class_labels import (
     LearnsClasses,
     check_classes,
     find_classes,
-    splits_with_weights,
     try_classes,
     with_class_notes,
 )
 from .class_scores import ClassScores, Judged
-from .data import Data
+from .data import Data, collated
 from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value
 from .labelled_texts import label_setting
+from .row_words import Words
 from .showing import as_png, image_text, shares_text
 
 MOST_PIXELS = 96  # on a side of an image in a report
@@ -53,16 +53,22 @@ class ImageClassificationSettings(ClassSettings, NormalizedSettings):
 class ReadsClassedImages(ReadsImages):
     """Images, each with a class."""
 
+    legend = (
+        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
+        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    )
+
     def columns(self) -> dict[str, str]:
         return super().columns() | {"label_field": self.settings.label_field}
 
-    def check_model(self) -> None:
-        weights = self.settings.class_weights
+    def open(self) -> dict[str, Any]:
+        weights = self.settings.class_weights if self.facts.measured is None else None
         if weights is not None and getattr(self.facts.config, "distillation_head", False):
             raise UserError(
                 f"task.class_weights={show(weights)} does not go with "
                 f"model.distillation_head=true, whose two classifiers have a loss each; remove one of the two"
             )
+        return super().open()
 
     def _labels(self, sources: dict, cache: Path) -> ClassLabels:
         return find_classes(self, self.settings.label_field, label_setting(self.settings), sources, cache)
@@ -98,7 +104,7 @@ class ReadsClassedImages(ReadsImages):
         return ImageCollator(
             Augmentation(section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha),
             store=data.rows["train"].store if "train" in data.rows else None,
-            num_classes=len(data.names),
+            num_classes=len(data.labels.names),
             mean=mean,
             std=std,
             seed=self.seed,
@@ -112,7 +118,7 @@ class ReadsClassedImages(ReadsImages):
         )
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
-        batch, names = self.collated(data, rows, number, row), data.names
+        batch, names = collated(data, rows, number, row), data.labels.names
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
         console.print(image_text(batch["pixel_values"][0]))
         console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)
@@ -146,30 +152,20 @@ class ImageClassification(ImageObjective):
     section = "task"
     Settings = ImageClassificationSettings
     Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ImageScores, AnswersClass
-    use = "anyformer predict {folder} FILE"
     auto_class = AnswersClass.head
     families = ("vit",)
-    hub_task = "image-classification"
     compares = "classes"
     default_metrics = ("accuracy",)
-    validates_metrics = True
-    row_noun = "example"
-    loss_unit = "nats per example"
-    legend_words = (
-        "a training image as the model sees it in the first epoch (shifted, mirrored and mixed as the recipe says), "
-        "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
+    words = Words(
+        row="example",
+        loss="nats per example",
+        use="anyformer predict {folder} FILE",
+        hub_task="image-classification",
     )
-
-    @property
-    def stratified_by(self) -> str:
-        return self.settings.label_field
 
     def check(self) -> None:
         super().check()
         check_classes(self)
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))
 
 
 class ImageRows(StoredImages):

@@ -11,10 +11,11 @@ from ..errors import UserError, need_package
 from ..recipes.schema import ObjectiveSettings, doc
 from .answering import vectors_of_images
 from .answers import Answers
-from .base import Objective, check_examples
+from .base import Objective
 from .data import Data
 from .finished_model import FinishedModel
 from .reads import Reads
+from .row_words import Words
 
 
 @dataclass
@@ -33,15 +34,14 @@ class NormalizedSettings(ObjectiveSettings):
 class ImageObjective(Objective):
     """Base of objectives and tasks whose rows are images."""
 
-    row_noun = "image"
+    words = Words(row="image")
 
     def check(self) -> None:
-        check_examples(self)
+        super().check()
         if getattr(self.settings, "image_fit", "squeeze") != "squeeze" and self.recipe.model.name_or_path is not None:
             raise UserError(
                 f"{self.section}.image_fit cannot be set with model.name_or_path; the checkpoint has its own way"
             )
-        super().check()
 
 
 class ReadsImages(Reads):
@@ -51,7 +51,7 @@ class ReadsImages(Reads):
         """Recipe field -> column that is read."""
         return {"image_field": self.settings.image_field}
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         return {"image_field": self.settings.image_field}
 
     @cached_property
@@ -65,7 +65,7 @@ class ReadsImages(Reads):
         from ..data.image_files import open_images
 
         need_package(self.objective.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, self.columns(), self.objective.stratified_by)
+        return open_images(self.recipe.data, self.columns(), self.objective.settings.stratified_by)
 
     def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """With mean and std of the training images in a fresh processor."""

@@ -1,7 +1,7 @@
 """Instructions and their answers, or whole conversations, of which only the answers are learned."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +9,11 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..data.cells import text_of
 from ..data.rows import Rows
 from ..plugins import METRICS, register_objective
-from ..recipes.schema import doc
+from ..recipes.schema import Recipe, doc
 from ..words import counted
 from .answering import continuations
 from .chat_templates import Encoded
-from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
+from .chats import ChatSettings, ChatTask, ReadsChats
 from .data import Data
 from .finished_model import FinishedModel
 from .messages import ASSISTANT, Chat, Conversations
@@ -39,6 +39,11 @@ class InstructionTuningSettings(ChatSettings):
 
 class ReadsInstructions(ReadsChats):
     """The conversations as input_ids and labels (-100 except in answers), one or several to a row."""
+
+    legend = (
+        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
+        "answers and what ends them; [padding]struck through[/]: padding"
+    )
 
     _columns = {"input_ids": "int32[]", "labels": "int32[]"}
 
@@ -85,7 +90,7 @@ class ReadsInstructions(ReadsChats):
         return CausalCollator(packed) if self.settings.packing else PaddingCollator(data.labels.padding)
 
     def questions(self, data: Data, source: "Examples") -> Iterator[tuple[dict[str, str], str]]:
-        section, columns = self.settings, self.asked_columns(self.text_columns().values())
+        section, columns = self.settings, self.asked_columns()
         for place, row in source:
             cells = (
                 row if section.input_field is None else row | {section.input_field: row.get(section.input_field) or ""}
@@ -108,10 +113,6 @@ class ReadsInstructions(ReadsChats):
         conversations = counted(len(documents), "conversation")
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {conversations}, {learned} learned", align="left")
         console.print(row_text(row, documents, data.tokenizer))
-
-
-class LearnsAnswers(LearnsChats):
-    shifts_labels = True
 
 
 class AnswerScores(PerplexityScores):
@@ -139,7 +140,7 @@ class AnswerScores(PerplexityScores):
 
         written = [text.strip() for text in finished.shared(conversations, write)]
         true = [references[number].strip() for number in conversations]
-        return self.compare(written, true, names=names, rows=conversations)
+        return self._compare(written, true, names=names, rows=conversations)
 
 
 @register_objective
@@ -153,29 +154,26 @@ class InstructionTuning(ChatTask):
 
     name = "instruction_tuning"
     Settings = InstructionTuningSettings
-    Reads, Learns, Scores = ReadsInstructions, LearnsAnswers, AnswerScores
+    Reads, Scores = ReadsInstructions, AnswerScores
     compares = "tokens"
     default_metrics = ("perplexity",)
-    loss_unit = "nats per token of the answers"
-    legend_words = (
-        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
-        "answers and what ends them; [padding]struck through[/]: padding"
-    )
+    words = replace(ChatTask.words, step="conversations", loss="nats per token of the answers")
+
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        if self.settings.packing:
+            self.words = replace(self.words, step=f"rows x {self.settings.max_length} tokens")
 
     @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        return (row.fits("tokens") and not row.every_token) or row.fits("texts")
+    def metric_names(cls) -> list[str]:
+        fitting = super().metric_names()
+        return [name for name, row in METRICS.items() if name in fitting or row.fits("texts")]
 
     @property
-    def asks_for(self) -> str:
-        return "texts" if self.settings.messages_field is None and self.settings.prompt_field is not None else ""
-
-    @property
-    def answer_column(self) -> str:
-        return self.settings.answer_field
+    def asks_for(self) -> tuple[str, str] | None:
+        section = self.settings
+        is_prompt = section.messages_field is None and section.prompt_field is not None
+        return ("texts", section.answer_field) if is_prompt else None
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]
-
-    def step_words(self) -> str:
-        return f"rows x {self.settings.max_length} tokens" if self.settings.packing else "conversations"

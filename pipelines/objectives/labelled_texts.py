@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,12 +17,14 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective
 from .class_labels import try_classes, with_class_notes
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
+from .row_words import PREDICTS, your_text
 from .showing import sequence_text
+from .tokens import Tokens
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -35,6 +37,12 @@ class LabelledTextSettings(ObjectiveSettings):
     max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
 
 
+def your_text_or_pair(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The example of a model that reads a text or a pair of texts."""
+    pair = {"text": "your text", "text_pair": "your second text"}
+    return your_text(settings) if settings.get("text_pair_field") is None else (pair, {})
+
+
 class LabelledTextTask(Objective, ABC):
     """Base of tasks over a text or a pair of texts. A subclass defines what a label is (`labels`).
 
@@ -44,28 +52,10 @@ class LabelledTextTask(Objective, ABC):
     classes_in: ClassVar[Callable | None] = None
 
     section = "task"
-    use = "anyformer predict {folder} FILE"
-    special_tokens = "cls_sep"
-    row_noun = "example"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
-    )
-    loss_unit = "nats per example"
     auto_class = "AutoModelForSequenceClassification"
-    hub_task = "text-classification"
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
-    framing_of_head = {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"}
-
-    @property
-    def answer_column(self) -> str:
-        return self.settings.label_field
-
-    def check(self) -> None:
-        check_examples(self)
-        super().check()
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})
+    words = replace(PREDICTS, hub_task="text-classification", example=your_text_or_pair)
 
     @abstractmethod
     def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
@@ -74,12 +64,6 @@ class LabelledTextTask(Objective, ABC):
     def encoding(self) -> "JoinedTexts":
         """How the texts of an example become token ids."""
         return JoinedTexts(self.settings)
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        if settings.get("text_pair_field") is None:
-            return super().example_of_use(settings)
-        return {"text": "your text", "text_pair": "your second text"}, {}
 
 
 class JoinedTexts:
@@ -127,10 +111,10 @@ class ReadsLabelledTexts(ReadsExamples):
         pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
         return {"text_field": section.text_field, **pair}
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         needed = self.objective.encoding().needs_both
-        columns = self.text_columns().items()
-        return {name: column for name, column in columns if needed or name == "text_field" or column in there}
+        columns, there = self.text_columns(), self.text_columns().values() if there is None else there
+        return {name: column for name, column in columns.items() if needed or name == "text_field" or column in there}
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
         return self.objective.labels(self, sources, cache)
@@ -149,7 +133,7 @@ class ReadsLabelledTexts(ReadsExamples):
         columns = self.objective.encoding().columns(data.tokenizer) | {"labels": labels.type}
         settings = [self.settings.max_length, labels.identity(), list(columns)]
         make, facts = partial(self._batches, data, labels=labels), partial(self._facts, labels=labels)
-        return self.stored(data, source, cache, columns, settings, make=make, facts=facts)
+        return stored(self, data, source, cache, columns, settings, make=make, facts=facts)
 
     def _batches(
         self, data: Data, examples: "Examples", account: Account, labels: Any = None

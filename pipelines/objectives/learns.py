@@ -1,6 +1,5 @@
 """The part of an objective that belongs to the training of a model: its config, its loss, its files."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .data import Data
@@ -13,12 +12,10 @@ if TYPE_CHECKING:
 class Learns:
     """What a model learns from the data: fields of its config, its loss, files beside it.
 
-    shifts_labels: whether labels are aligned with the input ids, so that the model shifts them by one. new_head: why
-    the checkpoint's head is not kept, in words; "": it is, if there is one.
+    shifts_labels: whether labels are aligned with the input ids, so that the model shifts them by one.
     """
 
     shifts_labels: bool = False
-    new_head: str = ""
 
     def __init__(self, objective: "Objective", data: Data):
         self.objective, self.data, self.tokenizer = objective, data, data.tokenizer
@@ -35,20 +32,12 @@ class Learns:
         """The loss of the model's outputs; None: the model computes its own."""
         return None
 
-    def training_loss(self) -> "OwnLoss | None":
-        """The loss that is trained: that of a teacher's lesson, which learns the labels, too, else `loss`."""
-        return self.data.lesson or self.loss()
-
-    def logits_of(self) -> Callable[[Any], Any] | None:
-        """A function from a model's outputs to logits (..., C) for labels (...); None: they are `outputs.logits`."""
-        return None
-
     def loss_parts(self) -> Any | None:
         """An object that splits the loss of a model with several heads into parts, for the log; None: it has one part.
 
         It has `losses`, the names of the parts, whose means add up to the loss, the first a mean over labels; and
         sums(outputs, batch, num_items_in_batch) -> {name: (sum, count)}, tensors without gradients, for these parts and
-        for further means, such as an accuracy.
+        for further means, such as an accuracy; and logits_of(outputs) -> logits (..., C) for the batch's labels (...).
         """
         return None
 

@@ -1,15 +1,26 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
-from .base import FamiliesWith
-from .data import Data
+from .base import FamiliesWith, Objective, Planned
+from .data import Data, collated
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
-from .masking import HIDDEN, FillsMasks, MaskingSettings, TokenHider, check_masking, frame_ids, need_mask, show_hidden
+from .masking import (
+    HIDDEN,
+    WORDS,
+    FillsMasks,
+    MaskingSettings,
+    TokenHider,
+    check_masking,
+    frame_ids,
+    need_mask,
+    show_hidden,
+)
 from .text import LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
+from .tokens import Tokens
 
 
 @dataclass
@@ -19,6 +30,11 @@ class MaskedSettings(MaskingSettings, TextSettings):
 
 class ReadsMasked(ReadsText):
     """Packed rows with hidden tokens."""
+
+    legend = (
+        "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
+        + HIDDEN
+    )
 
     def open(self):
         check_ahead(self.objective)
@@ -32,7 +48,7 @@ class ReadsMasked(ReadsText):
 
     def show(self, console, data, rows, number, row):
         title, documents = f"row {number}: {len(row['input_ids'])} tokens", rows.documents(number, row)
-        show_hidden(console, data.tokenizer, title, row, self.collated(data, rows, number, row), documents)
+        show_hidden(console, data.tokenizer, title, row, collated(data, rows, number, row), documents)
 
 
 class LearnsMasked(LearnsText):
@@ -42,6 +58,11 @@ class LearnsMasked(LearnsText):
         if self.shifts_labels:
             return {"mask_token_id": self.tokenizer.mask_token_id}
         return frame_ids(self.tokenizer)
+
+
+def mask_of_decoder(objective: Objective) -> list[str]:
+    """The token that a decoder needs; other families are pretrained with one."""
+    return [MASK] if shifts_labels(objective) else []
 
 
 @register_objective
@@ -60,21 +81,12 @@ class Masked(TextObjective):
     name = "masked"
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
-    special_tokens = "cls_sep"
-    framing_of_head = {"AutoModelForCausalLM": "none"}
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"}, further=mask_of_decoder)
     needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
     Settings = MaskedSettings
     Reads, Learns, Answers = ReadsMasked, LearnsMasked, FillsMasks
-    hub_task = "fill-mask"
-    use = "anyformer predict {folder} FILE"
-    loss_unit = "nats per masked token"
     continues_prompts = True
-    samples_are_answers = True
-    sample_words = "predictions for"
-    legend_words = (
-        "what each token really is; a colour per document, │ where one ends: no attention across; predicted are "
-        + HIDDEN
-    )
+    words = replace(WORDS, loss="nats per masked token")
 
     @property
     def auto_class(self) -> str:
@@ -86,11 +98,8 @@ class Masked(TextObjective):
         if self.facts.family is not None:
             check_ahead(self)
 
-    def labelled_share(self) -> float:
-        return self.settings.mask_probability
-
-    def further_tokens(self) -> list[str]:
-        return [MASK] if shifts_labels(self) else []
+    def planned(self) -> Planned:
+        return replace(super().planned(), labelled=self.settings.mask_probability)
 
 
 class MaskedCollator:

@@ -10,8 +10,9 @@ from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .data import Data
+from .data import Data, collated
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
+from .row_words import Words
 from .showing import image_text
 
 
@@ -22,6 +23,11 @@ class MaskedImageSettings(NormalizedSettings):
 
 class ReadsPatches(ReadsImages):
     """Images of which the collator hides patches."""
+
+    legend = (
+        "a training image, darker to brighter [shades], blank where a patch is hidden and has to be predicted; as in "
+        "the first epoch, others in each further one"
+    )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -57,7 +63,7 @@ class ReadsPatches(ReadsImages):
         )
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
-        batch = self.collated(data, rows, number, row)
+        batch = collated(data, rows, number, row)
         pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
         console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
         size = self.facts.config.patch_size
@@ -73,12 +79,7 @@ class MaskedImage(ImageObjective):
     Settings = MaskedImageSettings
     Reads, Answers = ReadsPatches, AnswersImages
     auto_class = "AutoModelForMaskedImageModeling"
-    hub_task = "image-feature-extraction"
-    loss_unit = "mean distance per hidden pixel value"
-    legend_words = (
-        "a training image, darker to brighter [shades], blank where a patch is hidden and has to be predicted; as in "
-        "the first epoch, others in each further one"
-    )
+    words = Words(row="image", loss="mean distance per hidden pixel value", hub_task="image-feature-extraction")
 
     def check(self) -> None:
         super().check()

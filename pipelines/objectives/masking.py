@@ -12,11 +12,19 @@ from ..recipes.types import show
 from .answering import piped
 from .base import SHARE, Objective
 from .looking_ahead import PREFIX_MASK
+from .row_words import Words
 from .showing import documents_line, is_label, masked_text
 from .text import Continues, shifts_labels
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it
 PREDICTIONS = 5  # words that are shown for a mask
+WORDS = Words(
+    step="rows x {0.sequence_length} tokens",
+    sample="predictions for {prompt!r}",
+    answers=True,
+    use="anyformer predict {folder} FILE",
+    hub_task="fill-mask",
+)
 HIDDEN = (  # the end of a legend
     "[predicted]⟦word⟧[/]: the model sees the mask token, [predicted]⟦word→other⟧[/]: it sees another token, "
     "[predicted]⟦word=⟧[/]: it sees the word itself; as in the first epoch, others in each further one"

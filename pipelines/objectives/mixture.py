@@ -3,23 +3,23 @@
 from collections import ChainMap
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache, cached_property
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, ROW_IDS, pad, row_ids
 from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UnknownName, UserError, did_you_mean
-from ..lazy import rich_text, torch
+from ..lazy import torch
 from ..plugins import OBJECTIVES, OWN_BATCHES, register_objective
 from ..recipes.compose import of_others, owners_of
-from ..recipes.schema import DataSection, ObjectiveSettings, doc
+from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import show
-from .base import FamiliesWith
+from .base import FamiliesWith, Planned
 from .data import Data
 from .looking_ahead import PREFIX_MASK
 from .parts import ReadsParts, SeveralObjectives
+from .row_words import Words
 from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective, shifts_labels
 from .tokens import pad_token_id
 
@@ -89,6 +89,10 @@ class ReadsMixture(ReadsParts):
                 )
 
     @property
+    def legend(self) -> str:
+        return "\n".join(f"{label}: {reads.legend}" for label, reads in self._parts.items())
+
+    @property
     def _has_stream(self) -> bool:
         return any(part.recipe.data.streaming for part in self.objective.parts.values())
 
@@ -140,27 +144,32 @@ class Mixture(SeveralObjectives):
     The objectives must train the same kind of model, and need no batches of their own (Objective.needs). Each row is
     changed as its objective alone would change it: by the seed, its number in its part, and how often it came before.
     Raises UserError for parts that one model cannot learn.
+
+    speaker: label of the first part that continues prompts: it gets evaluation.sample_prompts. None: no part does.
     """
 
     name = "mixture"
     families = FamiliesWith("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
     part_noun = "objective"
     label_field = "label"
-    loss_unit = "nats per predicted token"
+    words = Words(loss="nats per predicted token")
     Settings = MixtureSettings
     Reads, Learns, Scores, Answers = ReadsMixture, LearnsParts, PerplexityScores, SpeakerAnswers
-    special_tokens = TextObjective.special_tokens
+    tokens = TextObjective.tokens
     compares = TextObjective.compares
     default_metrics = TextObjective.default_metrics
 
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        lengths = {length for length in self.lengths().values() if length is not None}
+        step = f"rows x {'up to ' if len(lengths) > 1 else ''}{max(lengths, default=0)} tokens"
+        speaks = [part for part in self.settings.parts if OBJECTIVES[part.name].continues_prompts]
+        of_speaker = OBJECTIVES[speaks[0].name].words.of(speaks[0]) if speaks else self.words
+        self.words = replace(self.words, step=step, sample=of_speaker.sample, use=of_speaker.use)
+        self.speaker = self.label_of(speaks[0]) if speaks else None
+
     def label_of(self, part: PartSettings) -> str:
         return part.name if part.label is None else part.label
-
-    @cached_property
-    def speaker(self) -> str | None:
-        """Label of the first part that continues prompts: it gets evaluation.sample_prompts. None: no part does."""
-        speaks = [self.label_of(part) for part in self.settings.parts if OBJECTIVES[part.name].continues_prompts]
-        return speaks[0] if speaks else None
 
     def bound(self, part: PartSettings) -> TextObjective:
         """Its recipe differs from the mixture's in objective, data, metrics and, except for the speaker, prompts.
@@ -193,43 +202,18 @@ class Mixture(SeveralObjectives):
     def reads_recipes_data(self) -> bool:
         return any(part.data is None for part in self.settings.parts)
 
-    def check_family(self) -> None:
-        self.of_each(lambda part: part.check_family())
-
     def check(self) -> None:
         self.of_each(lambda part: part.check())
         super().check()
-
-    @property
-    def sentinels(self) -> int:
-        return max(part.sentinels for part in self.parts.values())
-
-    def further_tokens(self) -> list[str]:
-        return list(dict.fromkeys(token for part in self.parts.values() for token in part.further_tokens()))
 
     def lengths(self) -> dict[str, int | None]:
         lengths = [part.sequence_length for part in self.settings.parts]
         shared = {"sequence_length": self.settings.sequence_length} if None in lengths else {}
         return shared | {f"parts.{number}.sequence_length": length for number, length in enumerate(lengths)}
 
-    def step_words(self) -> str:
-        lengths = {length for length in self.lengths().values() if length is not None}
-        return f"rows x {'up to ' if len(lengths) > 1 else ''}{max(lengths)} tokens"
-
-    def planned_fields(self) -> dict[str, Any]:
-        return dict(ChainMap(*(part.planned_fields() for part in reversed(self.parts.values()))))
-
-    # ---- words
-
-    def sample_title(self, prompt: str) -> str:
-        return (self.parts[self.speaker] if self.speaker else super()).sample_title(prompt)
-
-    def how_to_use(self, folder: Path) -> str:
-        return (self.parts[self.speaker] if self.speaker else super()).how_to_use(folder)
-
-    def legend(self):
-        lines = (rich_text.Text.assemble(f"{label}: ", part.legend()) for label, part in self.parts.items())
-        return rich_text.Text("\n").join(lines)
+    def planned(self) -> Planned:
+        fields = ChainMap(*(part.planned().fields for part in reversed(self.parts.values())))
+        return replace(super().planned(), fields=fields)
 
 
 def own_row(row: dict) -> dict:

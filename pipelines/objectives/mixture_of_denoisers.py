@@ -4,10 +4,10 @@ from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.special_tokens import SENTINELS
 from .base import Objective
-from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .span_corruption import check_sentinels, leave_out_spans, raw_length, sentinel_ids, source_and_target_lengths
 from .text import TextObjective, TextSettings
-from .tokens import token_ids
+from .tokens import Tokens, token_ids
 
 # [R], [S] and [X] in the paper, but those could be words of a text, such as a film's rating.
 REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
@@ -71,9 +71,6 @@ class MixtureOfDenoisers(TextObjective):
     """
 
     name = "mixture_of_denoisers"
-    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
-    sentinels = SENTINELS
+    auto_class, needs = SEQ2SEQ, NEEDS
+    tokens = Tokens("eos", sentinels=SENTINELS, further=lambda objective: MODES)
     Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, Denoises
-
-    def further_tokens(self) -> list[str]:
-        return MODES

@@ -1,7 +1,7 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +17,17 @@ from .class_labels import (
     NamedClassSettings,
     check_classes,
     find_classes,
-    splits_with_weights,
 )
 from .class_scores import ClassScores, Judged
 from .label_values import held
-from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
+from .labelled_texts import (
+    AnswersTexts,
+    LabelledTextSettings,
+    LabelledTextTask,
+    ReadsLabelledTexts,
+    label_setting,
+    your_text_or_pair,
+)
 from .losses import SeveralLabels
 from .scores import Scored
 
@@ -98,7 +104,7 @@ class LearnsLabelSets(LearnsClasses):
         if examples in counts:
             raise UserError(
                 f"task.class_weights=balanced: every training example is of the class "
-                f"{self.data.names[counts.index(examples)]!r}; give the weights as a list"
+                f"{self.data.labels.names[counts.index(examples)]!r}; give the weights as a list"
             )
         return [(examples - count) / count for count in counts]
 
@@ -113,28 +119,25 @@ class LabelSetScores(ClassScores):
         return torch.cat([logits.float().sigmoid(), labels.float()], dim=-1)
 
     def scored(self, predictions) -> Scored:
-        number = len(self.data.names)
+        number = len(self.data.labels.names)
         scores, true = predictions[:, :number], predictions[:, number:].astype("int8")
         predicted = (scores >= self.settings.threshold).astype("int8")
         confidence = abs(1 - predicted - scores)  # probability of each answer, "has" or "does not have" the class
         judged = Judged(predicted.ravel(), true.ravel(), confidence.ravel(), np.arange(len(true)).repeat(number))
-        return self.compare(predicted.tolist(), true.tolist(), scores, judged=judged)
+        return self._compare(predicted.tolist(), true.tolist(), scores, judged=judged)
 
     def _judged_classes(self, judged: Judged) -> dict[str, Any]:
         from ..metrics.class_report import per_class
 
-        predicted, true = (side.reshape(-1, len(self.data.names)) for side in (judged.given, judged.true))
-        return {"classes": per_class(self.data.names, predicted, true)}
+        predicted, true = (side.reshape(-1, len(self.data.labels.names)) for side in (judged.given, judged.true))
+        return {"classes": per_class(self.data.labels.names, predicted, true)}
 
     def _said(self, judged: Judged, place: int, row: dict) -> tuple[str, str]:
-        name, has = self.data.names[place % len(self.data.names)], judged.true[place]
+        name, has = self.data.labels.names[place % len(self.data.labels.names)], judged.true[place]
         return (f"not {name}", name) if has else (name, f"not {name}")
 
-    def named(self, value: list[int]) -> list[str]:
-        return self.data.labels.chosen(value)
-
-    def score_names(self, count: int) -> list[str]:
-        return self.data.names
+    def named(self, value: list[int] | int) -> list[str] | str:
+        return self.data.labels.names[value] if isinstance(value, int) else self.data.labels.chosen(value)
 
 
 class AnswersLabelSets(AnswersTexts):
@@ -146,6 +149,11 @@ class AnswersLabelSets(AnswersTexts):
         return {"prediction": classes, "scores": scores}
 
 
+def every_class(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The example whose answer has all classes."""
+    return your_text_or_pair(settings)[0], {"top_k": None}
+
+
 @register_objective
 class MultiLabelClassification(LabelledTextTask):
     """Any number of classes for a text or a pair of texts, each by itself (binary cross-entropy)."""
@@ -155,8 +163,7 @@ class MultiLabelClassification(LabelledTextTask):
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersLabelSets
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
-    validates_metrics = True
-    loss_unit = "nats per label"
+    words = replace(LabelledTextTask.words, loss="nats per label", example=every_class)
 
     def check(self) -> None:
         super().check()
@@ -193,10 +200,3 @@ class MultiLabelClassification(LabelledTextTask):
             return LabelSets(*args, is_multi_hot=settings.is_multi_hot, **further)
 
         return find_classes(reads, *of_classes, classes_in=self.classes_in, kind=kind)
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return super().example_of_use(settings)[0], {"top_k": None}

@@ -10,13 +10,21 @@ from ..data.ordered_rows import OrderedRows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
-from .base import check_examples
+from .base import Planned, refuse_idle
 from .data import Data
 from .finished_model import FinishedModel
 from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
-from .writing import LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer, pair_collator
+from .writing import (
+    SOURCE_AND_TARGET,
+    LearnsToWrite,
+    WritesTexts,
+    WritingSettings,
+    WritingTask,
+    check_writer,
+    pair_collator,
+)
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
 
@@ -41,6 +49,8 @@ class MultiTaskSettings(WritingSettings):
 class ReadsTasks(ReadsParts):
     """The examples of several text-to-text tasks."""
 
+    legend = SOURCE_AND_TARGET
+
     def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
         """With the names of classes as they are written."""
         corpora = {}
@@ -61,11 +71,6 @@ class ReadsTasks(ReadsParts):
 
 class TaskScores(Scores):
     """The metrics of each task, with its name behind them."""
-
-    def unanswered(self, rows: OrderedRows, numbers: Sequence[int]) -> list[str]:
-        present = {rows.place(number)[0] for number in numbers}
-        missing = {name: part for name, part in self.objective.parts.items() if name not in present}
-        return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
     def of_answers(
         self, answers: WritesTexts, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int], train
@@ -107,16 +112,10 @@ class MultiTask(SeveralObjectives):
     Settings = MultiTaskSettings
     Reads, Learns, Scores, Answers = ReadsTasks, LearnsToWrite, TaskScores, WritesForTasks
     auto_class = WritingTask.auto_class
-    special_tokens = WritingTask.special_tokens
-    row_noun = WritingTask.row_noun
+    tokens = WritingTask.tokens
+    words = TextToText.words
     compares = WritingTask.compares
     continues_prompts = True
-    loss_unit = WritingTask.loss_unit
-    samples_are_answers = True
-    legend_words = WritingTask.legend_words
-    use = WritingTask.use
-    hub_task = TextToText.hub_task
-    sample_words = TextToText.sample_words
 
     @classmethod
     def metric_names(cls) -> list[str]:
@@ -147,8 +146,7 @@ class MultiTask(SeveralObjectives):
     def check(self) -> None:
         self.of_each(lambda part: part.check())
         if all(part.settings.num_beams == 1 for part in self.parts.values()):
-            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
-        check_examples(self)
+            refuse_idle(self, ["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
         super().check()
 
     def check_metrics(self, names=None) -> None:
@@ -158,8 +156,8 @@ class MultiTask(SeveralObjectives):
 
     def lengths(self) -> dict[str, int | None]:
         parts = enumerate(self.settings.parts)
-        own = {name: getattr(self.settings, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+        own = super().lengths() | {"max_new_tokens": self.settings.max_new_tokens}
         return own | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
-    def row_lengths(self) -> tuple[int, int]:
-        return self.settings.max_length, self.settings.most_written
+    def planned(self) -> Planned:
+        return Planned((self.settings.max_length, self.settings.most_written))

@@ -1,7 +1,7 @@
 """Multiple choice: which of several texts continues a text or answers a question (SWAG, RACE, CommonsenseQA)."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,15 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length, count_cut
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective, Planned
 from .class_scores import ClassScores
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .label_values import count_text, held
+from .row_words import PREDICTS
 from .showing import sequence_text
-from .tokens import pad_token_id
+from .tokens import Tokens, padding_collator
 
 
 @dataclass
@@ -92,7 +93,7 @@ class ReadsChoices(ReadsExamples):
         if "token_type_ids" in data.tokenizer.model_input_names:
             columns["token_type_ids"] = "int8[]"
         fields = [section.context_field, section.question_field, section.choices_field]
-        return self.stored(data, source, cache, columns, [section.max_length, *fields, list(columns)])
+        return stored(self, data, source, cache, columns, [section.max_length, *fields, list(columns)])
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(data.tokenizer)
@@ -178,7 +179,7 @@ class ReadsChoices(ReadsExamples):
         )
 
     def collator(self, data: Data, packed: bool) -> "ChoiceCollator":
-        return collator_of(data.tokenizer)
+        return ChoiceCollator(data.tokenizer)
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
         ends, right = row["choice_ends"].tolist(), int(row["labels"])
@@ -209,7 +210,7 @@ class AnswersChoices(Answers):
 
     def predict(self, finished: FinishedModel, asked: list[list[tuple[str, str]]]) -> list[dict[str, Any]]:
         """The number of the likeliest choice, from 0, and the scores of all; rows may differ in how many they have."""
-        tokenizer, collate, model = text_tokenizer(self.tokenizer), collator_of(self.tokenizer), finished.model
+        tokenizer, collate, model = text_tokenizer(self.tokenizer), ChoiceCollator(self.tokenizer), finished.model
 
         def answer(items: list) -> list[dict[str, Any]]:
             shares = []
@@ -246,25 +247,17 @@ class MultipleChoice(Objective):
     Settings = MultipleChoiceSettings
     Reads, Scores, Answers = ReadsChoices, ChoiceScores, AnswersChoices
     auto_class = AnswersChoices.head
-    special_tokens = "cls_sep"
-    hub_task = "multiple-choice"
+    tokens = Tokens("cls_sep")
     compares = "classes"
     default_metrics = ("accuracy",)
-    validates_metrics = True
-    use = "anyformer predict {folder} FILE"
-    row_noun = "example"
-    loss_unit = "nats per example"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
-    )
+    words = replace(PREDICTS, hub_task="multiple-choice")
 
     @classmethod
-    def takes_metric(cls, row: Any) -> bool:
+    def metric_names(cls) -> list[str]:
         """Only metrics that do not look at single classes: a choice's number means nothing beyond its example."""
-        return row in (METRICS["accuracy"], METRICS["expected_calibration_error"])
+        return [name for name in METRICS if name in ("accuracy", "expected_calibration_error")]
 
     def check(self) -> None:
-        check_examples(self)
         super().check()
         section = self.settings
         if section.context_field is None and section.question_field is None:
@@ -272,21 +265,10 @@ class MultipleChoice(Objective):
         if isinstance(section.choices_field, list) and len(set(section.choices_field)) < 2:
             raise UserError(f"task.choices_field={show(section.choices_field)} must name two or more different columns")
 
-    @property
-    def sequences_per_row(self) -> int:
-        """One for each choice; four are assumed for a list in one column, whose length only the data tell."""
+    def planned(self) -> Planned:
+        """A sequence for each choice; four are assumed for a list in one column, whose length only the data tell."""
         choices = self.settings.choices_field
-        return 4 if isinstance(choices, str) else len(choices)
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
-
-def collator_of(tokenizer) -> "ChoiceCollator":
-    """The collator of examples that a tokenizer has read."""
-    from ..data.length_batching import PaddingCollator
-
-    return ChoiceCollator(PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left"))
+        return replace(super().planned(), sequences=4 if isinstance(choices, str) else len(choices))
 
 
 def is_letter(value: Any) -> bool:
@@ -296,8 +278,8 @@ def is_letter(value: Any) -> bool:
 class ChoiceCollator:
     """Examples -> one batch (B, C, T) of B examples with C choices each, padded to the longest choice; labels (B,)."""
 
-    def __init__(self, pad: Callable[[list[dict]], dict]):
-        self.pad = pad
+    def __init__(self, tokenizer: Any):
+        self.pad = padding_collator(tokenizer)
 
     def __call__(self, rows: list[dict]) -> dict:
         texts = []

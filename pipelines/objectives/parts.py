@@ -82,11 +82,8 @@ class SeveralObjectives(Objective):
 
     # ---- the recipe
 
-    def data_sections(self) -> list[DataSection]:
-        return [part.recipe.data for part in self.parts.values()]
-
-    def check_data(self) -> None:
-        self.check_labels()
+    def check_parts(self) -> None:
+        """Raise UserError for data settings that have no effect beside parts."""
         data = self.recipe.data
         names = {row.name for row in fields(DataSection)} - {"description", "cache_dir"}
         changed = sorted(name for name in names if getattr(data, name) != getattr(DataSection(), name))
@@ -100,7 +97,6 @@ class SeveralObjectives(Objective):
                     f"{self.section}.parts.{number}.data.cache_dir has no effect, all parts share one; set "
                     f"data.cache_dir"
                 )
-        self.of_each(lambda part: part.check_data())
 
 
 class ReadsParts(Reads):
@@ -173,9 +169,6 @@ class ReadsParts(Reads):
     def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
         """Join the rows of all parts of one split. weights: as ordered_rows.mixed takes them."""
         return mixed(rows, weights, self.seed)
-
-    def check_shares(self) -> None:
-        self.objective.of_each(lambda part: part.Reads(part).check_shares())
 
     def prepare_share(
         self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False

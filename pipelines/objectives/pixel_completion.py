@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..data.rows import evenly_spread
 from ..storage.atomic import replaced_file
-from .scores import evenly_spread
 
 SCALE = 6  # each pixel is drawn as a square of this side
 GAP = 2  # pixels between two images, drawn as large

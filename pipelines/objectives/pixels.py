@@ -10,11 +10,13 @@ from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
+from .base import Planned
 from .data import Data
 from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
 from .label_values import Classes
 from .learns import Learns
+from .row_words import Words
 from .scores import Scored, Scores
 from .showing import MOST, image_text
 
@@ -31,6 +33,11 @@ class PixelSettings(ObjectiveSettings):
     clusters: int = doc(
         "colours, found by k-means over the pixels of the training images", 512, at_least=2, at_most=2**16
     )
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of an image, the tokens of a row."""
+        return self.image_size**2
 
 
 class Palette:
@@ -54,6 +61,11 @@ class Palette:
 
 class ReadsPixels(ReadsImages):
     """Images as colour numbers. Data.labels: {split: class numbers (N,)}, for the linear probe."""
+
+    legend = (
+        "an image reduced to the recipe's colours, darker to brighter [shades]; its pixels are predicted row by row, "
+        "each from those before it"
+    )
 
     def columns(self) -> dict[str, str]:
         labels = {"label_field": self.settings.label_field} if self.settings.label_field else {}
@@ -219,18 +231,18 @@ class Pixels(ImageObjective):
     auto_class = "AutoModelForCausalLM"
     compares = "pixels"
     default_metrics = ("bits_per_pixel",)
-    picture = PICTURE
-    loss_unit = "nats per pixel"
-    legend_words = (
-        "an image reduced to the recipe's colours, darker to brighter [shades]; its pixels are predicted row by row, "
-        "each from those before it"
+    words = Words(
+        row="image",
+        step="images x {0.pixels} pixels",
+        loss="nats per pixel",
+        use=f"look at {{folder}}/{PICTURE}: upper half, completion, original",
+        picture=PICTURE,
     )
-    use = f"look at {{folder}}/{PICTURE}: upper half, completion, original"
 
     def check(self) -> None:
         super().check()
         section, fields = self.settings, self.recipe.model.fields
-        pixels, most = section.image_size**2, fields.get("max_position_embeddings")
+        pixels, most = section.pixels, fields.get("max_position_embeddings")
         if most is not None and most < pixels:
             raise UserError(
                 f"model.max_position_embeddings={most} must be at least {pixels}, as objective.image_size="
@@ -239,15 +251,9 @@ class Pixels(ImageObjective):
         if "linear_probe" in self.recipe.evaluation.metrics and section.label_field is None:
             raise UserError("evaluation.metrics: linear_probe needs objective.label_field, the column of the classes")
 
-    def step_words(self) -> str:
-        return f"images x {self.settings.image_size**2} pixels"
-
-    def row_lengths(self) -> tuple[int, int]:
-        pixels = self.settings.image_size**2
-        return pixels, pixels
-
-    def planned_fields(self) -> dict[str, Any]:
-        return config_sizes(self.settings.clusters, self.settings.image_size**2)
+    def planned(self) -> Planned:
+        pixels = self.settings.pixels
+        return Planned((pixels, pixels), fields=config_sizes(self.settings.clusters, pixels))
 
 
 class PixelRows(StoredImages):

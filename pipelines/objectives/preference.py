@@ -1,7 +1,7 @@
 """Which of two answers is preferred, learned from pairs by direct preference optimization."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,13 @@ from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
 from ..words import watched
+from .base import Planned
 from .chat_templates import Encoded
 from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
 from .losses import OwnLoss
 from .messages import ASSISTANT, Chat, Conversations, not_learned
+from .reads import AS_READ
 from .scores import Scored, Scores
 from .showing import sequence_text
 
@@ -32,6 +34,9 @@ PLACES = [f"{part}_{what}" for part in PARTS for what in ("length", "start")]
 
 @dataclass
 class PreferenceSettings(ChatSettings):
+    is_start_where_null = "reference"
+    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
+
     prompt_field: str | None = doc(
         "column of what is asked: a text, or a list of messages {role, content}; null: the answers are conversations",
         "instruction",
@@ -46,6 +51,8 @@ class PreferenceSettings(ChatSettings):
 
 class ReadsPairs(ReadsChats):
     """The tokens of two conversations, concatenated, and where the answers in them begin."""
+
+    legend = AS_READ
 
     _noun = "pair"
     _columns = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
@@ -126,6 +133,8 @@ class ReadsPairs(ReadsChats):
 class LearnsPairs(LearnsChats):
     """The better answer of each pair."""
 
+    shifts_labels = False
+
     def loss(self) -> OwnLoss:
         return PreferenceLoss(self.settings.beta)
 
@@ -133,7 +142,7 @@ class LearnsPairs(LearnsChats):
 class RewardScores(Scores):
     """Metrics of the rewards of both answers."""
 
-    reads_logits = True
+    predicts = "row"
 
     def predictions(self, logits, labels):
         """(B, 2) rewards and (B,) -> (B, 3): rewards of the chosen and the rejected answer, and the label."""
@@ -141,7 +150,7 @@ class RewardScores(Scores):
 
     def scored(self, predictions) -> Scored:
         """Metrics of the predictions of all rows, an array of shape (rows, 3)."""
-        return self.compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
+        return self._compare(predictions[:, 0].tolist(), predictions[:, 1].tolist())
 
 
 @register_objective
@@ -157,15 +166,10 @@ class Preference(ChatTask):
     Reads, Learns, Scores = ReadsPairs, LearnsPairs, RewardScores
     compares = "rewards"
     default_metrics = ("reward_accuracy", "reward_margin")
-    validates_metrics = True
-    loss_unit = "nats per pair"
-    row_noun = "pair"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
-    )
-    sequences_per_row = 2
-    is_start_where_null = "reference"
-    share_of_usual_rate = 0.05  # as TRL's DPOTrainer: 1e-6 for all weights
+    words = replace(ChatTask.words, row="pair", loss="nats per pair")
+
+    def planned(self) -> Planned:
+        return replace(super().planned(), sequences=2)
 
     def check(self) -> None:
         if self.recipe.model.name_or_path is None:
@@ -239,8 +243,7 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
         model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
-    model, section = model.to(device).eval(), recipe.training
-    size = section.extra.get("per_device_eval_batch_size") or section.per_device_train_batch_size
+    model, size = model.to(device).eval(), recipe.training.evaluation_rows
     log_probs = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
     for numbers in watched(batches, "reference model, batch") if progress else batches:

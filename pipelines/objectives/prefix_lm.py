@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
@@ -6,10 +7,11 @@ from ..lazy import torch
 from ..plugins import register_objective
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
-from .data import Data
+from .data import Data, collated
 from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
-from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
+from .tokens import Tokens
 
 
 class ReadsPrefixes(ReadsText):
@@ -30,7 +32,7 @@ class ReadsPrefixes(ReadsText):
         return PrefixCollator(packed, self.seed)
 
     def show(self, console, data, rows, number, row):
-        row = row | {"labels": self.collated(data, rows, number, row)["labels"][0]}
+        row = row | {"labels": collated(data, rows, number, row)["labels"][0]}
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
 
 
@@ -63,11 +65,11 @@ class PrefixLM(TextObjective):
 
     name = "prefix_lm"
     families = FamiliesWith(Causal.auto_class, SEQ2SEQ)
-    framing_of_head = {SEQ2SEQ: "eos"}
+    tokens = Tokens(of_head={SEQ2SEQ: "eos"})
     needs = NEEDS
     Corruption = CutsOff
     continues_prompts = True
-    use = Causal.use
+    words = replace(Causal.words, hub_task=None)
 
     @property
     def auto_class(self) -> str:
@@ -80,10 +82,6 @@ class PrefixLM(TextObjective):
     @property
     def Learns(self) -> type:
         return LearnsPrefixes if shifts_labels(self) else LearnsToRestore
-
-    @property
-    def legend_words(self) -> str:
-        return super().legend_words if shifts_labels(self) else LEGEND
 
     def check(self) -> None:
         super().check()

@@ -8,10 +8,12 @@ from pathlib import Path
 from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import objective_of
+from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
 from ..storage.checksums import contents
+from .base import Objective, teaching_of
 from .data import Data, ModelFacts
 from .reads import Reads
 
@@ -37,9 +39,7 @@ def prepare_data(
     objective, cache = objective_of(recipe), cache_of(recipe)
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
-    teaching = objective.teaching(reads) if for_training and recipe.teacher is not None else None
-    if for_training:
-        reads.check_model()
+    teaching = teaching_of(objective, reads) if for_training and recipe.teacher is not None else None
     if teaching is not None:
         teaching.before_training()
     sources = reads.open()
@@ -157,12 +157,20 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
 
     objective, cache = objective_of(recipe), cache_of(recipe)
     reads = objective.Reads(objective)
-    reads.check_shares()
+    check_shares(objective)
     sources = reads.open()
     data, share = reads.prepare(sources, cache, progress), Share(number, of)
     return {
         split: reads.prepare_share(data, source, split, cache, share, progress) for split, source in sources.items()
     }
+
+
+def check_shares(objective: Objective) -> None:
+    """Raise UserError where the rows cannot be prepared in shares."""
+    if objective.parts:
+        objective.of_each(check_shares)
+    elif not reads_text(objective):
+        raise UserError(f"--shard is for plain text, and {objective.setting} reads examples; leave it out")
 
 
 def describe_data(data: Data) -> list[tuple[str, str]]:
@@ -175,5 +183,5 @@ def described(data: Data, rows: Rows) -> str:
     if not rows.parts:
         return data.reads.describe(data, rows)
     texts = ((name, described(data.parts.get(name, data), part)) for name, part in rows.parts.items())
-    shares = rows.shares()
-    return "\n".join(f"{name} ({shares[name]:.1%} of the {data.objective.row_noun}s): {lines}" for name, lines in texts)
+    shares, noun = rows.shares(), data.objective.words.row
+    return "\n".join(f"{name} ({shares[name]:.1%} of the {noun}s): {lines}" for name, lines in texts)

@@ -19,15 +19,16 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answering import count_cut
 from .answers import Answers
-from .base import Objective, check_examples
+from .base import Objective
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
-from .scores import Scored, Scores, evenly_spread
+from .row_words import Words
+from .scores import Scored, Scores
 from .showing import sequence_text
-from .tokens import need_offsets, pad_token_id
+from .tokens import Tokens, need_offsets, padding_collator
 
 SPECIAL = 8  # most tokens that a tokenizer may put around question and context
 LONGEST_QUESTION = 64  # tokens; at most a quarter of the window
@@ -204,7 +205,7 @@ class ReadsQuestions(ReadsExamples):
             columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
             columns |= dict.fromkeys(("question", "text", "right"), "string")
         settings = [section.max_length, section.stride, section.question_length, section.no_answer]
-        return self.stored(data, source, cache, columns, [*settings, list(columns)])
+        return stored(self, data, source, cache, columns, [*settings, list(columns)])
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         return Windows(self.settings, data.tokenizer).of(examples, account)
@@ -234,7 +235,7 @@ class ReadsQuestions(ReadsExamples):
         return "\n".join(lines)
 
     def collator(self, data: Data, packed: bool) -> "WindowCollator":
-        return collator_of(data.tokenizer)
+        return WindowCollator(data.tokenizer)
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
         first, last = row["labels"].tolist()
@@ -318,7 +319,7 @@ class AnswersQuestions(Answers):
 
     def _candidates(self, model, rows, numbers: list[int], batch_size: int, watch: Callable = watched) -> list[tuple]:
         """(score of no answer, [(score, first character, one after the last)]) for each of the windows `numbers`."""
-        collate, section, answers = collator_of(self.tokenizer), self.settings, {}
+        collate, section, answers = WindowCollator(self.tokenizer), self.settings, {}
         place_of_no_answer = Windows(section, self.tokenizer).place_of_no_answer
         longest_first = sorted(numbers, key=lambda i: (-len(rows[i]["input_ids"]), i))
         for batch in watch(list(in_batches(longest_first, batch_size)), "answering, batch"):
@@ -343,12 +344,6 @@ class AnswersQuestions(Answers):
 class SpanScores(Scores):
     """Metrics of answers as texts."""
 
-    def some_rows(self, rows, most: int) -> list[int]:
-        """All windows of at most `most` questions. Which questions does not depend on the tokenizer."""
-        of_window = rows.numbers("number")
-        questions = np.unique(of_window)
-        return np.flatnonzero(np.isin(of_window, questions[evenly_spread(len(questions), most)])).tolist()
-
     def of_answers(
         self, answers: AnswersQuestions, finished: FinishedModel, rows, numbers: Sequence[int], train
     ) -> Scored:
@@ -362,7 +357,7 @@ class SpanScores(Scores):
             {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}
             for item in found[:SAMPLES]
         ]
-        return self.compare(predictions, references, rows=[item["number"] for item in found], samples=shown)
+        return self._compare(predictions, references, rows=[item["number"] for item in found], samples=shown)
 
 
 @register_objective
@@ -380,22 +375,19 @@ class QuestionAnswering(Objective):
     Settings = QuestionAnsweringSettings
     Reads, Learns, Scores, Answers = ReadsQuestions, LearnsSpans, SpanScores, AnswersQuestions
     auto_class = AnswersQuestions.head
-    special_tokens = "cls_sep"
-    framing_of_head = {"AutoModelForCausalLM": "eos"}  # a decoder's last token sees the whole window
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "eos"})  # a decoder's last token sees the whole window
     compares = "answers"
     default_metrics = ("answer_exact_match", "answer_f1")
-    hub_task = "question-answering"
-    loss_unit = "nats per end of an answer"
-    samples_are_answers = True
-    sample_words = "answer to"
-    use = "anyformer predict {folder} FILE"
-    row_noun = "window"
-    legend_words = (
-        "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+    words = Words(
+        row="window",
+        loss="nats per end of an answer",
+        sample="answer to {prompt!r}",
+        answers=True,
+        use="anyformer predict {folder} FILE",
+        hub_task="question-answering",
     )
 
     def check(self) -> None:
-        check_examples(self)
         super().check()
         section = self.settings
         room = section.max_length - section.question_length - SPECIAL
@@ -409,25 +401,15 @@ class QuestionAnswering(Objective):
     def metrics_of_answers(self) -> list[str]:
         return list(self.recipe.evaluation.metrics)
 
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
-
-def collator_of(tokenizer) -> "WindowCollator":
-    """The collator of windows that a tokenizer has made."""
-    from ..data.length_batching import PaddingCollator
-
-    return WindowCollator(PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left"))
-
 
 class WindowCollator:
     """Windows -> one batch: input_ids, token_type_ids, labels (B, 2), and these as start_positions and end_positions.
 
-    pad: the PaddingCollator that fills up input_ids. Labels are positions, which padding on the left shifts.
+    Labels are positions, which padding on the left shifts. tokenizer: it says how input_ids are filled up.
     """
 
-    def __init__(self, pad: Callable[[list[dict]], dict]):
-        self.pad = pad
+    def __init__(self, tokenizer: Any):
+        self.pad = padding_collator(tokenizer)
 
     def __call__(self, rows: list[dict]) -> dict:
         names = (*MODEL_INPUTS, ROW_IDS, EPOCH)

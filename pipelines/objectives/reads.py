@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UserError
 from ..words import counted
 from .data import Data, ModelFacts
 
@@ -15,19 +14,24 @@ if TYPE_CHECKING:
     from .base import Objective
 
 
+# The legend of rows that are printed as the model reads them.
+AS_READ = "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+
+
 class Reads(ABC):
     """What is read, and how it becomes rows and batches, in two steps: sources, then rows with a tokenizer for them.
 
     It keeps nothing of what it has read: what later steps need is in the Data that `prepare` returns. In its methods,
     data: that of `prepare`, with or without rows. source: of one split, from `open`.
+
+    legend: what the marks of `show` mean, as showing.legend takes it.
     """
+
+    legend: str = ""
 
     def __init__(self, objective: "Objective", facts: ModelFacts | None = None):
         self.objective, self.facts = objective, facts or objective.facts
         self.recipe, self.settings, self.seed = objective.recipe, objective.settings, objective.seed
-
-    def check_model(self) -> None:
-        """Raise UserError for a model that cannot learn from these rows; no data is read yet."""
 
     @abstractmethod
     def open(self) -> dict[str, Any]:
@@ -59,32 +63,19 @@ class Reads(ABC):
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         """The function from rows to a batch. packed: whether some rows hold several documents."""
 
-    def collated(self, data: Data, rows: "Rows", number: int, row: dict) -> dict:
-        """A batch of this row alone, as training sees it in its first epoch."""
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
-        return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
-
-    # ---- a machine's share of the work
-
-    def check_shares(self) -> None:
-        """Raise UserError where the rows cannot be prepared in shares."""
-        raise UserError(f"--shard is for plain text, and {self.objective.setting} reads examples; leave it out")
-
     def prepare_share(
         self, data: Data, source: Any, split: str, cache: Path, share: "Share", progress: bool = False
     ) -> int:
         """Make one machine's share of the shards that `rows` of this split reads; return how many it made."""
-        raise TypeError(f"{type(self).__name__} allows shares (check_shares), but has no prepare_share of its own")
+        raise TypeError(f"{type(self).__name__} has no shards")
 
     # ---- rows that are asked about
 
-    def text_columns(self) -> dict[str, str]:
-        """{setting: the column that it names} for each text of an example; {} where the objective reads no texts."""
-        return {}
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
+        """{setting: column} for what the model reads of rows without labels.
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
-        """{setting: column} for what the model reads of rows without labels. there: the rows' columns."""
+        there: the rows' columns; None: those of the texts that the settings name.
+        """
         return {}
 
     def questions(self, data: Data, source: Any) -> Iterator[tuple[dict[str, str], Any]]:
@@ -103,8 +94,8 @@ class Reads(ABC):
 
     def describe(self, data: Data, rows: "Rows") -> str:
         """A description of one split's rows in a line or two, for people."""
-        return f"{counted(len(rows), self.objective.row_noun)} of {rows.name}"
+        return f"{counted(len(rows), self.objective.words.row)} of {rows.name}"
 
     def show(self, console: Any, data: Data, rows: "Rows", number: int, row: dict) -> None:
         """Print row `number`, for `anyformer preview`."""
-        console.print(f"{self.objective.row_noun} {number}: {row}", markup=False)
+        console.print(f"{self.objective.words.row} {number}: {row}", markup=False)

@@ -14,15 +14,11 @@ from ..plugins import WHOLE_MODEL, WHOLE_ROWS
 from ..recipes.schema import ObjectiveSettings
 from .base import Objective
 from .data import Data
-from .showing import show_restored
+from .showing import show_source_and_target
 from .text import LearnsText, ReadsText
 from .tokens import need_tokens
 
 SEQ2SEQ, NEEDS = "AutoModelForSeq2SeqLM", frozenset({WHOLE_MODEL, WHOLE_ROWS})
-LEGEND = (
-    "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
-    "what the decoder has to write; as in the first epoch, other noise in each further one"
-)
 
 
 class Corruption(ABC):
@@ -54,6 +50,11 @@ class Corruption(ABC):
 class ReadsCorrupted(ReadsText):
     """Packed rows, corrupted; the objective's `Corruption` says how. UserError for a tokenizer without eos or pad."""
 
+    legend = (
+        "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
+        "what the decoder has to write; as in the first epoch, other noise in each further one"
+    )
+
     def _check(self, tokenizer: Any) -> None:
         need_tokens(self.objective, tokenizer, eos="an end-of-text", pad="a padding")
         self.objective.Corruption(self.objective, tokenizer)
@@ -63,7 +64,7 @@ class ReadsCorrupted(ReadsText):
         return self.objective.Corruption.row_length(self.settings)
 
     def _widths(self) -> tuple[int, int]:
-        return self.objective.row_lengths()
+        return self.objective.planned().lengths
 
     def collator(self, data: Data, packed: bool) -> "SourceTargetCollator":
         corrupt = self.objective.Corruption(self.objective, data.tokenizer)
@@ -71,8 +72,7 @@ class ReadsCorrupted(ReadsText):
         return SourceTargetCollator(corrupt, data.tokenizer, self.seed, lengths)
 
     def show(self, console, data, rows, number, row):
-        batch = self.collated(data, rows, number, row)
-        show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
+        show_source_and_target(console, data, rows, number, row)
 
 
 class LearnsToRestore(LearnsText):

@@ -32,38 +32,31 @@ class Scored:
 class Scores:
     """The measures of an objective beside the loss. It keeps no result.
 
-    reads_logits: whether it measures the logits of an evaluation pass. labels_of_tokens: whether there is a prediction
-    for each label of a row. keeps_scores: whether predictions hold the classes' probabilities even if no metric needs
-    them.
+    predicts: what the logits of an evaluation pass give a prediction for: a "row" or each "label" of it; "": it does
+    not measure them. keeps_scores: whether predictions hold the classes' probabilities even if no metric needs them.
     """
 
-    reads_logits: bool = False
-    labels_of_tokens: bool = False
+    predicts: str = ""
 
     def __init__(self, objective: "Objective", data: Data, keeps_scores: bool = False):
         self.objective, self.data, self.tokenizer, self.keeps_scores = objective, data, data.tokenizer, keeps_scores
         self.recipe, self.settings = objective.recipe, objective.settings
 
-    @property
-    def metrics(self) -> list[str]:
-        """Names of the metrics that are reported in addition to the loss."""
-        return self.objective.metrics
-
-    def compare(self, *compared: Any, names: list[str] | None = None, rows: list | None = None, **further) -> Scored:
+    def _compare(self, *compared: Any, names: list[str] | None = None, rows: list | None = None, **further) -> Scored:
         """The metrics of predictions, references and what else metrics.compute_metrics takes. further: of Scored."""
         from ..metrics import compute_metrics
 
         how = {"rows": rows, "tokenize": self.recipe.evaluation.bleu_tokenize}
-        return Scored(*compute_metrics(self.metrics if names is None else names, *compared, **how), **further)
+        return Scored(*compute_metrics(self.objective.metrics if names is None else names, *compared, **how), **further)
 
     # ---- a pass over rows
 
     def predictions(self, logits: Any, labels: Any) -> Any:
-        """(N, K) numbers, one line per row or per label; only where `reads_logits`."""
+        """(N, K) numbers, one line per row or per label; only where it `predicts`."""
         raise TypeError(f"{type(self).__name__} reads no logits")
 
     def scored(self, predictions: Any) -> Scored:
-        """The metrics of the predictions of all rows, an array (rows, K); only where `reads_logits`."""
+        """The metrics of the predictions of all rows, an array (rows, K); only where it `predicts`."""
         raise TypeError(f"{type(self).__name__} reads no logits")
 
     def of_pass(
@@ -96,25 +89,6 @@ class Scores:
         """The metrics that need the model's answers, on the rows `numbers`."""
         return Scored()
 
-    def unanswered(self, rows: "Rows", numbers: Sequence[int]) -> list[str]:
-        """Those of `Objective.metrics_of_answers` that cannot be measured on the rows `numbers`."""
-        return []
-
-    def some_rows(self, rows: "Rows", most: int) -> list[int]:
-        """Numbers of the rows to measure where at most `most` examples are measured."""
-        return evenly_spread(len(rows), most)
-
-    # ---- words
-
     def named(self, value: Any) -> Any:
-        """A prediction or reference in a form that people read (JSON), such as the name of a class."""
+        """A prediction, a reference, or the number of a class, in a form that people read (JSON), such as its name."""
         return value
-
-    def score_names(self, count: int) -> list:
-        """What each of an example's `count` probabilities stands for, such as the name of a class."""
-        return [self.named(number) for number in range(count)]
-
-
-def evenly_spread(total: int, most: int) -> list[int]:
-    """At most `most` of the numbers from 0 to total - 1, evenly spread from the first."""
-    return list(range(total)) if most >= total else [i * total // most for i in range(most)]

@@ -1,8 +1,7 @@
 """Pairs of segments with masked tokens: BERT's next-sentence (NSP) and ALBERT's sentence-order prediction (SOP)."""
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +14,11 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
-from .data import Data
+from .base import Planned
+from .data import Data, collated
 from .masking import (
     HIDDEN,
+    WORDS,
     FillsMasks,
     MaskingSettings,
     TokenHider,
@@ -28,7 +29,7 @@ from .masking import (
     token_logits,
 )
 from .text import LearnsText, PerplexityScores, ReadsText, TextObjective
-from .tokens import need_tokens
+from .tokens import Tokens, need_tokens
 
 AROUND = 3  # special tokens of a pair: [CLS] first [SEP] second [SEP]
 WRONG = {"next_sentence": "from another document", "sentence_order": "what came before it"}
@@ -48,6 +49,11 @@ class SentencePairsSettings(MaskingSettings):
 
 class ReadsPairs(ReadsText):
     """Pairs of segments with hidden tokens."""
+
+    legend = (
+        "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
+        + HIDDEN
+    )
 
     def _check(self, tokenizer: Any) -> None:
         need_mask(self.objective, tokenizer)
@@ -75,7 +81,7 @@ class ReadsPairs(ReadsText):
         )
 
     def show(self, console, data, rows, number, row):
-        rows, batch = row["rows"], self.collated(data, rows, number, row)
+        rows, batch = row["rows"], collated(data, rows, number, row)
         pair = self.collator(data, False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
         true = torch.where(labels < 0, batch["input_ids"][0], labels)
@@ -93,7 +99,7 @@ class LearnsPairs(LearnsText):
     """Hidden tokens, and whether the second segment is right."""
 
     def config_fields(self) -> dict[str, Any]:
-        return frame_ids(self.tokenizer) | self.objective.planned_fields()
+        return frame_ids(self.tokenizer) | self.objective.planned().fields
 
     def adapt(self, model: Any) -> None:
         super().adapt(model)
@@ -107,9 +113,6 @@ class LearnsPairs(LearnsText):
 
     def loss_parts(self) -> "PairLosses":
         return PairLosses()
-
-    def logits_of(self) -> Callable[[Any], Any]:
-        return token_logits
 
 
 class PairScores(PerplexityScores):
@@ -134,26 +137,26 @@ class SentencePairs(TextObjective):
 
     name = "sentence_pairs"
     auto_class = "AutoModelForPreTraining"
-    special_tokens = "cls_sep"
+    tokens = Tokens("cls_sep")
     Settings = SentencePairsSettings
     Reads, Learns, Scores, Answers = ReadsPairs, LearnsPairs, PairScores, FillsMasks
     compares = "pairs"
     default_metrics = ("perplexity", "pair_accuracy")
-    hub_task = "fill-mask"
-    use = "anyformer predict {folder} FILE"
-    loss_unit = "nats: per masked token and per pair, added"
     continues_prompts = True
-    samples_are_answers = True
-    sample_words = "predictions for"
-    row_noun = "pair"
-    legend_words = (
-        "a colour per segment, │ between them; predicted is whether the second one is right, and of the tokens "
-        + HIDDEN
+    words = replace(
+        WORDS,
+        row="pair",
+        step="pairs of at most {0.sequence_length} tokens",
+        loss="nats: per masked token and per pair, added",
     )
 
     @classmethod
-    def takes_metric(cls, row: Any) -> bool:
-        return row.compares == cls.compares or (row.compares == "tokens" and not row.every_token)
+    def metric_names(cls) -> list[str]:
+        return [
+            name
+            for name, row in METRICS.items()
+            if row.compares == cls.compares or (row.compares == "tokens" and not row.every_token)
+        ]
 
     def check(self) -> None:
         super().check()
@@ -171,15 +174,10 @@ class SentencePairs(TextObjective):
             )
         check_segments(self, recipe.model.fields.get("type_vocab_size"), "model.type_vocab_size")
 
-    def labelled_share(self) -> float:
-        return self.settings.mask_probability
-
-    def planned_fields(self) -> dict[str, Any]:
-        fields = self.recipe.model.fields
-        return {} if self.recipe.model.name_or_path or "type_vocab_size" in fields else {"type_vocab_size": 2}
-
-    def step_words(self) -> str:
-        return f"pairs of at most {self.settings.sequence_length} tokens"
+    def planned(self) -> Planned:
+        model = self.recipe.model
+        fields = {} if model.name_or_path or "type_vocab_size" in model.fields else {"type_vocab_size": 2}
+        return replace(super().planned(), labelled=self.settings.mask_probability, fields=fields)
 
 
 def check_segments(objective: SentencePairs, number: int | None, field: str) -> None:
@@ -229,6 +227,7 @@ class PairLosses:
     """The parts of the loss of AnyformerEncoderForPreTraining, as sums (see Learns.loss_parts)."""
 
     losses = ("masked_loss", "pair_loss")
+    logits_of = staticmethod(token_logits)
 
     def sums(self, outputs, batch: dict, num_items_in_batch) -> dict[str, tuple]:
         """{"masked_loss": (sum over masked tokens, their number), "pair_loss": (sum over pairs, their number),

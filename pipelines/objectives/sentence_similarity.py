@@ -6,7 +6,7 @@ at once, is sequence_regression with a text_pair_field. The finished folder open
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
 from .answers import Answers
+from .base import Planned, refuse_idle
 from .data import Data
 from .finished_model import FinishedModel
 from .labelled_texts import JoinedTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
@@ -115,7 +116,7 @@ class LearnsCosines(Learns):
     """The cosines of two texts' vectors."""
 
     def config_fields(self) -> dict[str, Any]:
-        return self.objective.planned_fields()
+        return dict(self.objective.planned().fields)
 
     def adapt(self, model) -> None:
         self.objective.check_encoder(model.config)
@@ -155,7 +156,7 @@ class CosineScores(NumberScores):
 
     def __init__(self, objective: "SentenceSimilarity", data: Data, keeps_scores: bool = False):
         super().__init__(objective, data, keeps_scores)
-        self.reads_logits = objective.settings.label_field is not None
+        self.predicts = "" if objective.settings.label_field is None else "row"
 
 
 class AnswersVectors(Answers):
@@ -181,18 +182,20 @@ class SentenceSimilarity(LabelledTextTask):
 
     name = "sentence_similarity"
     taught = "vectors"
-    sequences_per_row = 2
     Settings = SentenceSimilaritySettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsCosines, CosineScores, AnswersVectors
     auto_class = AnswersVectors.head
     families = ("encoder",)
-    hub_task = "sentence-similarity"
-    hub_tags = ("sentence-transformers",)
     unused_weights = ("pooler.",)
     compares = "numbers"
     default_metrics = ("pearson", "spearman")
-    validates_metrics = True
-    loss_unit = "squared error"
+    words = replace(
+        LabelledTextTask.words,
+        step="pairs",
+        loss="squared error",
+        hub_task="sentence-similarity",
+        hub_tags=("sentence-transformers",),
+    )
 
     def check(self) -> None:
         section, evaluation = self.settings, self.recipe.evaluation
@@ -206,7 +209,7 @@ class SentenceSimilarity(LabelledTextTask):
                 f"learns labels, and to in_batch_negatives every pair is one of equals (label_field=null)"
             )
         if section.loss == "cosine":
-            self.refuse_idle(["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
+            refuse_idle(self, ["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
         if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
             raise UserError(
                 f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
@@ -220,8 +223,8 @@ class SentenceSimilarity(LabelledTextTask):
         super().check()
 
     @property
-    def asks_for(self) -> str:
-        return "" if self.settings.label_field is None else "numbers"
+    def asks_for(self) -> tuple[str, str] | None:
+        return None if self.settings.label_field is None else ("numbers", self.settings.label_field)
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Cosines:
         """Raises UserError for an encoder-decoder that is measured."""
@@ -240,12 +243,10 @@ class SentenceSimilarity(LabelledTextTask):
     def encoding(self) -> SeparateTexts:
         return SeparateTexts(self.settings)
 
-    def planned_fields(self) -> dict[str, Any]:
+    def planned(self) -> Planned:
         """No pooling layer in a fresh model, as it would not be trained."""
-        return {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
-
-    def step_words(self) -> str:
-        return "pairs"
+        fields = {"add_pooling_layer": False} if self.recipe.model.name_or_path is None else {}
+        return replace(super().planned(), sequences=2, fields=fields)
 
 
 def halves(row: dict) -> "tuple[torch.Tensor, torch.Tensor]":

@@ -8,7 +8,6 @@ from .class_labels import (
     LearnsClasses,
     check_classes,
     find_classes,
-    splits_with_weights,
 )
 from .class_scores import ClassScores
 from .label_values import the_value
@@ -26,17 +25,15 @@ class SequenceClassification(LabelledTextTask):
 
     name = "sequence_classification"
     taught = "classes"
-    asks_for = "classes"
     compares = "classes"
     default_metrics = ("accuracy",)
-    validates_metrics = True
     Settings = SequenceClassificationSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsClasses, ClassScores, AnswersTexts
     classes_in = staticmethod(the_value)
 
     @property
-    def stratified_by(self) -> str:
-        return self.settings.label_field
+    def asks_for(self) -> tuple[str, str]:
+        return "classes", self.settings.label_field
 
     def check(self) -> None:
         super().check()
@@ -44,6 +41,3 @@ class SequenceClassification(LabelledTextTask):
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> ClassLabels:
         return find_classes(reads, self.settings.label_field, label_setting(self.settings), sources, cache)
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))

@@ -1,7 +1,7 @@
 """One number for a text or a pair of texts, such as how similar two sentences are (STS-B)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
+from .base import Planned
 from .class_labels import decoder_start
 from .label_values import number_of
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
@@ -65,7 +66,7 @@ class Numbers:
 class NumberScores(Scores):
     """Metrics of predicted numbers."""
 
-    reads_logits = True
+    predicts = "row"
 
     def predictions(self, logits, labels):
         """(B, 1) and (B,) -> (B, 2): the predicted number and the label of each row."""
@@ -73,7 +74,7 @@ class NumberScores(Scores):
 
     def scored(self, predictions) -> Scored:
         """Metrics of the predictions of all rows, an array of shape (rows, 2)."""
-        return self.compare(*predictions.T.tolist())
+        return self._compare(*predictions.T.tolist())
 
 
 class LearnsNumber(Learns):
@@ -84,7 +85,7 @@ class LearnsNumber(Learns):
         fields = {"id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
         if self.settings.text_pair_field is not None:
             fields["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
-        return decoder_start(self.objective, self.tokenizer) | self.objective.planned_fields() | fields
+        return decoder_start(self.objective, self.tokenizer) | self.objective.planned().fields | fields
 
 
 class AnswersNumber(AnswersTexts):
@@ -99,13 +100,11 @@ class SequenceRegression(LabelledTextTask):
     """One number for a text or a pair of texts, by squared error."""
 
     name = "sequence_regression"
-    asks_for = "numbers"
     Settings = SequenceRegressionSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersNumber
     compares = "numbers"
     default_metrics = ("pearson", "spearman")
-    validates_metrics = True
-    loss_unit = "squared error"
+    words = replace(LabelledTextTask.words, loss="squared error")
 
     def check(self) -> None:
         refuse_smoothing(self)
@@ -121,8 +120,12 @@ class SequenceRegression(LabelledTextTask):
             )
         return Numbers(self.settings)
 
-    def planned_fields(self) -> dict[str, Any]:
-        return {"num_labels": 1}
+    @property
+    def asks_for(self) -> tuple[str, str]:
+        return "numbers", self.settings.label_field
+
+    def planned(self) -> Planned:
+        return replace(super().planned(), fields={"num_labels": 1})
 
 
 def refuse_smoothing(objective: LabelledTextTask) -> None:

@@ -7,6 +7,7 @@ from io import BytesIO
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..lazy import rich_text, torch
+from .data import collated
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -181,13 +182,8 @@ def shares_text(label, names: list[str]) -> str:
 
 
 def show_source_and_target(console, data, rows, number: int, row: dict) -> None:
-    """A row of an encoder-decoder: what is read and what has to be written."""
-    batch = data.reads.collated(data, rows, number, row)
-    show_restored(console, data.tokenizer, number, batch, rows.documents(number, row))
-
-
-def show_restored(console, tokenizer, number: int, batch: dict, documents: list) -> None:
-    """Print a row of an encoder-decoder: what is read and what has to be written. batch: the row's."""
+    """Print a row of an encoder-decoder: what is read and what has to be written."""
+    batch, documents = collated(data, rows, number, row), rows.documents(number, row)
     source, target = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     title = f"row {number}: {len(source)} source tokens, {len(target)} target tokens"
     if documents:
@@ -196,4 +192,4 @@ def show_restored(console, tokenizer, number: int, batch: dict, documents: list)
     if documents:
         console.print(documents_line(documents), markup=False)
     for name, ids in (("source", source), ("target", target)):
-        console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids, tokenizer)))
+        console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids, data.tokenizer)))

@@ -13,9 +13,10 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.special_tokens import SENTINELS, sentinel
 from ..recipes.types import show
-from .base import Objective
-from .reconstruction import LEGEND, NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
+from .base import Objective, Planned
+from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import TextObjective, TextSettings
+from .tokens import Tokens
 
 
 def check_sentinels(objective: Objective, sentinels: Sequence[int], length: int, noises: Sequence[tuple]) -> None:
@@ -67,8 +68,8 @@ class SpanCorruption(TextObjective):
     """
 
     name = "span_corruption"
-    auto_class, special_tokens, needs, legend_words = SEQ2SEQ, "eos", NEEDS, LEGEND
-    sentinels = SENTINELS
+    auto_class, needs = SEQ2SEQ, NEEDS
+    tokens = Tokens("eos", sentinels=SENTINELS)
     Settings = SpanCorruptionSettings
     Reads, Learns, Corruption = ReadsCorrupted, LearnsToRestore, LeavesOutSpans
 
@@ -82,8 +83,8 @@ class SpanCorruption(TextObjective):
                 f"objective.noise_density={show(density)}, so that a kept token stands between two spans"
             )
 
-    def row_lengths(self) -> tuple[int, int]:
-        return source_and_target_lengths(self.Corruption.row_length(self.settings), *self.settings.noise)
+    def planned(self) -> Planned:
+        return Planned(source_and_target_lengths(self.Corruption.row_length(self.settings), *self.settings.noise))
 
 
 def noise_counts(length: int, noise_density: float, mean_span_length: float) -> tuple[int, int]:

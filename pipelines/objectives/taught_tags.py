@@ -12,7 +12,7 @@ from ..lazy import np
 from ..plugins import TEACHERS
 from ..recipes.recipe_files import read_yaml_file, recipe_beside
 from .data import Data
-from .tag_schemes import word_of_each_token
+from .tagged_words import word_of_each_token
 from .taught_texts import TaughtTexts, order_of_classes, refuse_weights
 from .token_classification import words_asked
 
@@ -30,7 +30,7 @@ class TaughtTags(TaughtTexts):
             raise UserError(f"{self.teacher.words} has no tokenizer.json, and does not say where its tokens stand")
 
     def check_data(self, data: Data) -> None:
-        order_of_classes(self.teacher, data.names)
+        order_of_classes(self.teacher, data.labels.names)
 
     @cached_property
     def _reads_last(self) -> bool:
@@ -71,7 +71,7 @@ class TaughtTags(TaughtTexts):
 
     def _learned(self, data, found, asked):
         ends = np.cumsum([len(words) for words in asked])
-        return np.split(found[:, order_of_classes(self.teacher, data.names)], ends[:-1])
+        return np.split(found[:, order_of_classes(self.teacher, data.labels.names)], ends[:-1])
 
     def _lesson(self):
         from .teacher_losses import TagLesson

@@ -20,7 +20,7 @@ from ..words import counted
 from .data import Data
 from .finished_model import FinishedModel
 from .label_values import are_unnamed
-from .teachers import Teaching, rows_at_once
+from .teachers import Teaching
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
@@ -58,7 +58,7 @@ class TaughtTexts(Teaching):
     @property
     def _asked_model(self) -> FinishedModel:
         """The teacher, as the functions of answering.py take it."""
-        return FinishedModel(self.teacher.path, lambda: self.teacher.model, rows_at_once(self.recipe))
+        return FinishedModel(self.teacher.path, lambda: self.teacher.model, self.recipe.training.evaluation_rows)
 
     def _further_texts(self) -> "Examples | None":
         """The examples of teacher.files; None without teacher.files."""
@@ -114,7 +114,7 @@ class TaughtClasses(TaughtTexts):
         refuse_weights(self.objective)
 
     def check_data(self, data: Data) -> None:
-        order_of_classes(self.teacher, data.names)
+        order_of_classes(self.teacher, data.labels.names)
 
     def _answers(self, asked: list) -> "np.ndarray":
         from .answering import piped
@@ -126,7 +126,7 @@ class TaughtClasses(TaughtTexts):
         return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
 
     def _learned(self, data, found, asked):
-        return found[:, order_of_classes(self.teacher, data.names)]
+        return found[:, order_of_classes(self.teacher, data.labels.names)]
 
     def _lesson(self):
         from .teacher_losses import ClassLesson

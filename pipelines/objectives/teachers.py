@@ -14,12 +14,13 @@ from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, TEACHERS
-from ..recipes.schema import Recipe, TeacherSection
+from ..recipes.schema import TeacherSection
 from ..recipes.special_tokens import MASK
 from ..storage.cache import sha
 from ..words import short_number
 from .data import Data
 from .reads import Reads
+from .tokens import further_tokens
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
@@ -118,7 +119,7 @@ class TaughtTokens(Teaching):
 
     def before_training(self) -> None:
         super().before_training()
-        fills_masks = MASK in self.objective.further_tokens()  # a decoder that learns to
+        fills_masks = MASK in further_tokens(self.objective)  # a decoder that learns to
         if fills_masks and getattr(self.teacher.config, "mask_token_id", None) is None:
             raise UserError(f"{self.teacher.words} has not learned to fill in masks; take a decoder that has")
 
@@ -162,13 +163,9 @@ class TaughtTokens(Teaching):
             return self.teacher.unchanged(self.teacher.top_tokens(batch, size, section.top_k, section.temperature))
 
         options = {"width": data.objective.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
-        return WithTopTokens.cached(rows, cache, key, answer, rows_at_once(self.recipe), self.teacher.name, **options)
-
-
-def rows_at_once(recipe: Recipe) -> int:
-    """The number of rows that a teacher answers at once: that of a validation's batch."""
-    training = recipe.training
-    return training.extra.get("per_device_eval_batch_size") or training.per_device_train_batch_size
+        return WithTopTokens.cached(
+            rows, cache, key, answer, self.recipe.training.evaluation_rows, self.teacher.name, **options
+        )
 
 
 TEACHERS.add("nothing", Teaching)

@@ -15,8 +15,9 @@ from .base import Objective
 from .data import Data, ModelFacts
 from .learns import Learns
 from .reads import Reads
+from .row_words import Words
 from .scores import Scores
-from .tokens import UNLIMITED, check_prompts, pad_token_id, train_or_load
+from .tokens import UNLIMITED, Tokens, check_prompts, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share
@@ -55,13 +56,19 @@ class ReadsText(Reads):
     in_stream: whether the rows are a part of a mixture (mixture.py) with a streamed part.
     """
 
+    legend = (
+        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
+        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
+        "by one; what is drawn at random is drawn anew in each epoch"
+    )
+
     _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
 
     def __init__(self, objective: Objective, facts: ModelFacts | None = None, in_stream: bool = False):
         super().__init__(objective, facts)
         self.in_stream = in_stream
 
-    def asked_columns(self, there: Collection[str]) -> dict[str, str]:
+    def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         return {"text_field": self.recipe.data.text_field}
 
     def open(self) -> "dict[str, Corpus]":
@@ -125,9 +132,6 @@ class ReadsText(Reads):
 
         options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts_labels(self.objective)}
         return PackedDataset(store, self._row_length, tail=tail, overlap=overlap, **options)
-
-    def check_shares(self) -> None:
-        """Plain text can always be prepared in shares."""
 
     def prepare_share(
         self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False
@@ -238,17 +242,7 @@ class TextObjective(Objective):
 
     Settings = TextSettings
     Reads, Learns, Scores, Answers = ReadsText, LearnsText, PerplexityScores, Continues
-    special_tokens = "none"
+    tokens = Tokens()
+    words = Words(step="rows x {0.sequence_length} tokens")
     compares = "tokens"
     default_metrics = ("perplexity",)
-    legend_words = (
-        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
-        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
-        "by one; what is drawn at random is drawn anew in each epoch"
-    )
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"sequence_length": self.settings.sequence_length}
-
-    def step_words(self) -> str:
-        return f"rows x {self.settings.sequence_length} tokens"

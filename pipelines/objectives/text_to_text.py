@@ -15,13 +15,14 @@ from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
-from .base import check_examples
+from .base import refuse_idle
 from .data import Data
 from .example_reads import ReadsExamples
 from .label_values import Classes, check_names, number_of
 from .showing import show_source_and_target
 from .tokens import UNLIMITED, train_or_load
 from .writing import (
+    SOURCE_AND_TARGET,
     LearnsToWrite,
     Pairs,
     TextScores,
@@ -78,12 +79,14 @@ class Answerables:
 class ReadsTemplates(ReadsExamples):
     """Texts that a template makes of columns, and answers as texts."""
 
+    legend = SOURCE_AND_TARGET
+
     def columns(self) -> dict[str, str]:
         names = source_columns(self.settings.source)
         fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
         return fields | {"target_field": self.settings.target_field}
 
-    def asked_columns(self, there) -> dict[str, str]:
+    def asked_columns(self, there=None) -> dict[str, str]:
         *sources, _ = self.columns().items()
         return dict(sources)
 
@@ -192,15 +195,15 @@ class AnswerScores(TextScores):
             return predictions, references
         if self.settings.answers == "numbers":
             return [read_number(text) for text in predictions], [float(text) for text in references]
-        true = [self.data.names.index(text) for text in references]
+        true = [self.data.labels.names.index(text) for text in references]
         return [self._class_written(text, right) for text, right in zip(predictions, true)], true
 
     def named(self, value: Any) -> Any:
-        return self.data.names[value] if self.settings.answers == "classes" else value
+        return self.data.labels.names[value] if self.settings.answers == "classes" else value
 
     def _class_written(self, text: str, right: int) -> int:
         """The class whose name was written; a wrong class if the text names none."""
-        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.names))
+        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.labels.names))
 
 
 @register_objective
@@ -217,20 +220,15 @@ class TextToText(WritingTask):
     name = "text_to_text"
     Settings = TextToTextSettings
     Reads, Learns, Scores, Answers = ReadsTemplates, LearnsToWrite, AnswerScores, WritesTexts
-    hub_task = "text2text-generation"
-    sample_words = "answer to"
+    words = replace(WritingTask.words, sample="answer to {prompt!r}", hub_task="text2text-generation")
 
     def __init__(self, recipe, names_metrics: bool = False):
         super().__init__(recipe)
         self.names_metrics = names_metrics
 
     @property
-    def answer_column(self) -> str:
-        return self.settings.target_field
-
-    @property
-    def asks_for(self) -> str:
-        return "texts" if self.settings.answers == "texts" else ""
+    def asks_for(self) -> tuple[str, str] | None:
+        return ("texts", self.settings.target_field) if self.settings.answers == "texts" else None
 
     @property
     def metrics(self) -> list[str]:
@@ -262,12 +260,11 @@ class TextToText(WritingTask):
             )
         answers = f"task.answers={section.answers}"
         if section.answers != "classes":
-            self.refuse_idle(["label_names"], answers, "task.answers=classes")
+            refuse_idle(self, ["label_names"], answers, "task.answers=classes")
         if section.answers != "numbers":
-            self.refuse_idle(["step"], answers, "task.answers=numbers")
+            refuse_idle(self, ["step"], answers, "task.answers=numbers")
         self.check_search()
         check_names(section.label_names)
-        check_examples(self)
         super().check()
 
 

@@ -17,28 +17,27 @@ from ..metrics.tag_parts import OUTSIDE, parts, spelled
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from . import tag_schemes
 from .answering import piped
 from .answers import Answers
-from .base import TOKENS, Objective, check_examples
+from .base import TOKENS, Objective
 from .class_labels import (
     LearnsClasses,
     NamedClassSettings,
     check_classes,
     find_classes,
     names_of_outputs,
-    splits_with_weights,
     try_classes,
 )
 from .class_scores import ClassScores, Judged, texts_of_row
 from .data import Data
-from .example_reads import ReadsExamples
+from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .label_values import held
+from .row_words import Words
 from .scores import Scored
 from .showing import tagged_text
-from .tagged_words import TaggedWords, TagLabels
-from .tokens import need_offsets, pad_token_id
+from .tagged_words import TaggedWords, TagLabels, check_scheme, scheme_of, word_of_each_token
+from .tokens import Tokens, need_offsets, padding_collator
 
 if TYPE_CHECKING:
     from ..data.examples import Example, Examples
@@ -75,6 +74,11 @@ class ReadsTags(ReadsExamples):
     entities where tags mark none.
     """
 
+    legend = (
+        "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
+        "at; [unpredicted]tokens without a tag of their own[/]"
+    )
+
     def columns(self) -> dict[str, str]:
         return {**self.text_columns(), "tags_field": self.settings.tags_field}
 
@@ -90,7 +94,7 @@ class ReadsTags(ReadsExamples):
         need_offsets(self.objective, data.tokenizer)
         labels, section = data.labels, self.recipe.evaluation
         if self.settings.scheme is not None:
-            tag_schemes.check_scheme(labels.classes.names, labels.scheme)
+            check_scheme(labels.classes.names, labels.scheme)
         names = [] if section.metrics == list(self.objective.default_metrics) else section.metrics
         for name in [*names, section.best_metric]:
             if name in METRICS and METRICS[name].of_entities and labels.scheme == "plain":
@@ -111,7 +115,7 @@ class ReadsTags(ReadsExamples):
         return f"task.tags_field={self.settings.tags_field!r}"
 
     def _scheme(self, names: list[str]) -> str:
-        return self.settings.scheme or tag_schemes.scheme_of(names)
+        return self.settings.scheme or scheme_of(names)
 
     def _learned(self, names: list[str]) -> list[str]:
         """The names of the tags as bio, unless a checkpoint has learned the tags as they are."""
@@ -150,7 +154,7 @@ class ReadsTags(ReadsExamples):
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in columns)
         words = TaggedWords(data.tokenizer, section.max_length, labels, at, learns_spaces=split == "train")
         make = partial(self._batches, data, words=words, labelled=labelled)
-        rows = self.stored(data, source, cache, columns, settings, of_spaces, make=make)
+        rows = stored(self, data, source, cache, columns, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={section.tokens_field!r}: no sentence of {rows.name} has a word")
         return rows
@@ -189,10 +193,7 @@ class ReadsTags(ReadsExamples):
         return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
 
     def collator(self, data: Data, packed: bool) -> Any:
-        from ..data.length_batching import PaddingCollator
-
-        tokenizer = data.tokenizer
-        return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left", labels_of_tokens=True)
+        return padding_collator(data.tokenizer, labels_of_tokens=True)
 
     # ---- words
 
@@ -219,7 +220,7 @@ class ReadsTags(ReadsExamples):
         return "\n".join([words, *lines])
 
     def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
-        ids, labels, names = row["input_ids"].tolist(), row["labels"].tolist(), data.names
+        ids, labels, names = row["input_ids"].tolist(), row["labels"].tolist(), data.labels.names
         tags = [names[label] if label >= 0 else None for label in labels]
         kinds = sorted({parts(name)[1] or name for name in names if name != OUTSIDE})
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
@@ -237,7 +238,7 @@ class LearnsTags(LearnsClasses):
 class TagScores(ClassScores):
     """Metrics of the tags of words; in the report types of entities, and a confusion matrix of words."""
 
-    labels_of_tokens = True
+    predicts = "label"
     unit = "words"
 
     @property
@@ -260,12 +261,12 @@ class TagScores(ClassScores):
         """Metrics of all words, an array of shape (words, 4)."""
         begins, predicted, true = predictions[:, :3].astype("int32").T
         judged = Judged(predicted, true, predictions[:, 3].copy(), begins.cumsum().astype("int32") - 1)
-        return self.compare(*self._sentences(judged), judged=judged)
+        return self._compare(*self._sentences(judged), judged=judged)
 
     def _sentences(self, judged: Judged) -> tuple[list[list[str]], list[list[str]]]:
         """(predicted, true) tags of the words of each sentence."""
         both: tuple[list[list[str]], list[list[str]]] = [], []
-        names = self.data.names
+        names = self.data.labels.names
         for number, *tags in zip(judged.rows.tolist(), judged.given.tolist(), judged.true.tolist()):
             for sentences, tag in zip(both, tags):
                 if number == len(sentences):
@@ -281,7 +282,7 @@ class TagScores(ClassScores):
 
         if self.data.labels.scheme == "plain":
             return super()._judged_classes(judged)
-        kinds = [parts(name)[1] or name for name in self.data.names]
+        kinds = [parts(name)[1] or name for name in self.data.labels.names]
         names = list(dict.fromkeys(kinds))
         number = np.array([names.index(kind) for kind in kinds])
         words = confusion(names, number[judged.given], number[judged.true])
@@ -325,7 +326,7 @@ class AnswersTags(Answers):
     def _tags_in(self, words: list[str], tokens: list[dict[str, Any]]) -> dict[str, list]:
         """The tag of each word, read at the token at which words are measured."""
         answers: list[dict[str, Any]] = [{"entity": None, "score": None} for _ in words]
-        of_tokens = tag_schemes.word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
+        of_tokens = word_of_each_token(words, [(token["start"], token["end"]) for token in tokens])
         pairs = list(zip(of_tokens, tokens))
         for word, token in pairs if self.settings.labelled_token == "last" else reversed(pairs):
             if word is not None:
@@ -346,6 +347,12 @@ def words_asked(row: dict, column: str, place: str) -> list[str]:
     return asked.split() if isinstance(asked, str) else asked
 
 
+def your_sentence(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The example with the pipeline's strategy for the token that the recipe labels."""
+    strategy = STRATEGIES[settings.get("labelled_token", "first")]
+    return "your text", {} if strategy is None else {"aggregation_strategy": strategy}
+
+
 @register_objective
 class TokenClassification(Objective):
     """A tag for each word: named entities (BIO, BIOES, BILOU), parts of speech."""
@@ -355,33 +362,18 @@ class TokenClassification(Objective):
     Settings = TokenClassificationSettings
     Reads, Learns, Scores, Answers = ReadsTags, LearnsTags, TagScores, AnswersTags
     auto_class = AnswersTags.head
-    special_tokens = "cls_sep"
-    framing_of_head = {"AutoModelForCausalLM": "none"}
+    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"})
     compares = "tags"
     default_metrics = ("entity_f1", "tag_accuracy")
-    validates_metrics = True
-    hub_task = "token-classification"
-    loss_unit = "nats per word"
     taught = "tags"
-    use = "anyformer predict {folder} FILE"
-    row_noun = "sentence"
-    legend_words = (
-        "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
-        "at; [unpredicted]tokens without a tag of their own[/]"
+    words = Words(
+        row="sentence",
+        loss="nats per word",
+        use="anyformer predict {folder} FILE",
+        example=your_sentence,
+        hub_task="token-classification",
     )
 
     def check(self) -> None:
-        check_examples(self)
         super().check()
         check_classes(self)
-
-    def lengths(self) -> dict[str, int | None]:
-        return {"max_length": self.settings.max_length}
-
-    def splits_to_measure(self, split: str, metrics) -> list[str]:
-        return splits_with_weights(self, super().splits_to_measure(split, metrics))
-
-    @classmethod
-    def example_of_use(cls, settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        strategy = STRATEGIES[settings.get("labelled_token", "first")]
-        return "your text", {} if strategy is None else {"aggregation_strategy": strategy}

@@ -1,7 +1,7 @@
 """The tokenizer that an objective needs: how a trained one frames texts, and which tokens any one must have."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,45 @@ if TYPE_CHECKING:
 UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
 
 
+def no_tokens(objective: "Objective") -> Sequence[str]:
+    """No further tokens."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The special tokens that an objective needs. A tokenizer that is trained for it gets them.
+
+    framing: what it puts around a text ("none", "cls_sep" or "eos"; see recipes/special_tokens.py). of_head: {Auto
+    class that a family is pretrained with: what it puts around a text instead}. sentinels: the number of tokens
+    <extra_id_N>. further: from an objective to the tokens that it needs beside these.
+    """
+
+    framing: str = "none"
+    of_head: Mapping[str, str] = field(default_factory=dict)
+    sentinels: int = 0
+    further: Callable[["Objective"], Sequence[str]] = no_tokens
+
+
+def further_tokens(objective: "Objective") -> list[str]:
+    """The tokens that the objective, or one of its parts, needs beside framing and sentinels."""
+    learned = objective.parts.values() or [objective]
+    return list(dict.fromkeys(token for one in learned for token in one.tokens.further(one)))
+
+
 def needed_framing(objective: "Objective") -> str:
     """What the objective needs around a text; a mixture, what its first part needs."""
     first = next(iter(objective.parts.values()), objective)
     family = first.facts.family
-    return first.framing_of_head.get(family and family.pretraining, first.special_tokens)
+    return first.tokens.of_head.get(family and family.pretraining, first.tokens.framing)
 
 
 def tokenizer_section(objective: "Objective") -> TokenizerSection:
     """The tokenizer section with its framing, its further tokens and number of sentinels spelled out."""
     section = objective.recipe.tokenizer
-    sentinels = objective.sentinels if section.sentinels is None else section.sentinels
-    further = [token for token in objective.further_tokens() if token not in section.special_tokens]
+    needed = max(one.tokens.sentinels for one in objective.parts.values() or [objective])
+    sentinels = needed if section.sentinels is None else section.sentinels
+    further = [token for token in further_tokens(objective) if token not in section.special_tokens]
     framing = section.framing or needed_framing(objective)
     return replace(section, framing=framing, sentinels=sentinels, special_tokens=[*section.special_tokens, *further])
 
@@ -46,7 +73,7 @@ def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: boo
 def check_tokenizer(objective: "Objective") -> None:
     """Raise UserError for a tokenizer section that does not go with an objective."""
     recipe, section = objective.recipe, objective.recipe.tokenizer
-    if objective.special_tokens is None:
+    if objective.tokens is None:
         for field, default in vars(TokenizerSection()).items():
             value = getattr(section, field)
             if value != default and not (field == "name_or_path" and value == recipe.model.name_or_path):
@@ -95,9 +122,9 @@ def _check_framing(objective: "Objective") -> None:
         return
     needed, section = needed_framing(objective), objective.recipe.tokenizer
     framing = section.framing or needed
-    if "none" not in (objective.special_tokens, needed) and framing != needed:
+    if "none" not in (objective.tokens.framing, needed) and framing != needed:
         raise UserError(f"tokenizer.framing={framing} does not go with {objective.setting}; it takes {needed}")
-    if objective.sentinels and section.sentinels == 0:
+    if objective.tokens.sentinels and section.sentinels == 0:
         raise UserError(f"tokenizer.sentinels=0 does not go with {objective.setting}; T5 has {SENTINELS}")
 
 
@@ -107,6 +134,13 @@ def _check_framing(objective: "Objective") -> None:
 def pad_token_id(tokenizer: Any) -> int:
     """The id that pads rows. Without a padding token it is 0: any id will do, as padding is masked."""
     return 0 if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+
+def padding_collator(tokenizer: Any, **options: bool) -> Any:
+    """The PaddingCollator of rows that the tokenizer has made."""
+    from ..data.length_batching import PaddingCollator
+
+    return PaddingCollator(pad_token_id(tokenizer), tokenizer.padding_side == "left", **options)
 
 
 def token_ids(objective: "Objective", tokenizer: Any, tokens: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -6,11 +6,11 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from .base import check_examples
 from .data import Data
 from .example_reads import ReadsExamples
 from .showing import show_source_and_target
 from .writing import (
+    SOURCE_AND_TARGET,
     LearnsToWrite,
     TextScores,
     WritesTexts,
@@ -37,10 +37,12 @@ class TranslationSettings(WritingSettings):
 class ReadsTranslations(ReadsExamples):
     """Source texts and their translations, with one tokenizer for both languages."""
 
+    legend = SOURCE_AND_TARGET
+
     def columns(self) -> dict[str, str]:
         return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
 
-    def asked_columns(self, there) -> dict[str, str]:
+    def asked_columns(self, there=None) -> dict[str, str]:
         return {"source_field": self.settings.source_field}
 
     def encoding_key(self) -> list:
@@ -93,18 +95,15 @@ class Translation(WritingTask):
     Settings = TranslationSettings
     Reads, Learns, Scores, Answers = ReadsTranslations, LearnsToWrite, TextScores, WritesTexts
     default_metrics = ("bleu",)
-    hub_task = "translation"
-    sample_words = "translation of"
-    asks_for = "texts"
+    words = replace(WritingTask.words, sample="translation of {prompt!r}", hub_task="translation")
 
     @property
-    def answer_column(self) -> str:
-        return self.settings.target_field
+    def asks_for(self) -> tuple[str, str]:
+        return "texts", self.settings.target_field
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):
             if not getattr(self.settings, name):
                 raise UserError(f"task.{name} is not set; translation needs the column of each language, such as en")
         self.check_search()
-        check_examples(self)
         super().check()

@@ -15,12 +15,14 @@ from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, say, watched
 from .answering import count_cut
 from .answers import Answers
-from .base import TOKENS, Objective
+from .base import TOKENS, Objective, Planned, refuse_idle
 from .data import Data
+from .example_reads import stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
+from .row_words import Words
 from .scores import Scored, Scores
-from .tokens import need_tokens
+from .tokens import Tokens, need_tokens
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
@@ -50,29 +52,24 @@ class WritingTask(Objective):
 
     section = "task"
     auto_class = "AutoModelForSeq2SeqLM"
-    special_tokens = "eos"
-    row_noun = "example"
+    tokens = Tokens("eos")
     compares = "texts"
     continues_prompts = True
-    loss_unit = "nats per token"
-    samples_are_answers = True
-    legend_words = "source: what the encoder reads; target: what the decoder has to write"
-    use = 'anyformer generate {folder} "your text"'
+    words = Words(row="example", answers=True, use='anyformer generate {folder} "your text"')
 
     def check_search(self) -> None:
         """Raise UserError for a setting of beams that has no effect on greedy search."""
         if self.settings.num_beams == 1:
-            self.refuse_idle(["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
+            refuse_idle(self, ["length_penalty"], "task.num_beams=1", "task.num_beams above 1")
 
     def metrics_of_answers(self) -> list[str]:
         return list(self.metrics)
 
     def lengths(self) -> dict[str, int | None]:
-        section = self.settings
-        return {name: getattr(section, name) for name in ("max_length", "max_target_length", "max_new_tokens")}
+        return super().lengths() | {"max_new_tokens": self.settings.max_new_tokens}
 
-    def row_lengths(self) -> tuple[int, int]:
-        return self.settings.max_length, self.settings.most_written
+    def planned(self) -> Planned:
+        return Planned((self.settings.max_length, self.settings.most_written))
 
 
 class Pairs:
@@ -125,6 +122,9 @@ class Pairs:
 # ---- reading: what the Reads of these tasks share
 
 
+SOURCE_AND_TARGET = "source: what the encoder reads; target: what the decoder has to write"  # a legend
+
+
 def check_writer(objective: Objective, tokenizer) -> None:
     """Raise UserError for a tokenizer without eos or padding; say where targets get the sources' language."""
     need_tokens(objective, tokenizer, eos="an end-of-text", pad="a padding")
@@ -143,7 +143,7 @@ def stored_pairs(reads: Any, data: Data, source: "Examples", split: str, cache: 
         columns |= {"source": "string", "target": "string"}
     depends = [settings.max_length, settings.most_written, list(columns), *key]
     depends += [getattr(tokenizer, "tgt_lang", None), "ends once"] if has_languages(tokenizer) else []
-    return reads.stored(data, source, cache, columns, depends, facts=partial(facts_of_pairs, settings))
+    return stored(reads, data, source, cache, columns, depends, facts=partial(facts_of_pairs, settings))
 
 
 def batches_of_pairs(settings: WritingSettings, tokenizer, examples, texts_of: Callable) -> Iterator[dict[str, list]]:
@@ -274,13 +274,13 @@ class TextScores(Scores):
         self, answers: WritesTexts, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train
     ) -> Scored:
         """Metrics of answers; without metrics only as many rows are answered as are shown."""
-        numbers = numbers if self.metrics else numbers[:SAMPLES]
+        numbers = numbers if self.objective.metrics else numbers[:SAMPLES]
         texts, (sources, references) = answers.of_rows(finished, rows, numbers), map(rows.texts, ("source", "target"))
         shown = [
             {"prompt": sources[number], "reference": references[number], "text": text}
             for number, text in zip(numbers[:SAMPLES], texts)
         ]
-        return self.compare(*self.meant(texts, [references[number] for number in numbers]), samples=shown)
+        return self._compare(*self.meant(texts, [references[number] for number in numbers]), samples=shown)
 
     def meant(self, predictions: list[str], references: list[str]) -> tuple[list, list]:
         """What the metrics compare: (predicted, true), of written and right texts."""

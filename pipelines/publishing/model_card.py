@@ -162,8 +162,8 @@ def fence(text: str) -> str:
 def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     """What the template shows, as plain values."""
     objective = objective_facts(facts.recipe)
-    example, options = objective.example_of_use(facts.section("task") or facts.section("objective"))
-    picture, splits, run = objective.picture, facts.splits, facts.run
+    example, options = objective.words.example(facts.section("task") or facts.section("objective"))
+    picture, splits, run = objective.words.picture, facts.splits, facts.run
     parameters = (model.is_adapter and run.get("parameters")) or model.parameter_count()
     return {
         "kind": _kind(model.config),
@@ -208,7 +208,8 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
 
 def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | None):
     """The card's YAML header, as the Hub reads it."""
-    task = objective_facts(facts.recipe).hub_task or _kind(model.config).task
+    words = objective_facts(facts.recipe).words
+    task = words.hub_task or _kind(model.config).task
     datasets = facts.hub_datasets
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
     # (type and name of the data, split, metric, value); the Hub distinguishes results by type and split.
@@ -239,7 +240,12 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         base_model=facts.hub_base_model,
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
-        tags=["anyformer", *family, *objective_facts(facts.recipe).hub_tags, *(["lora"] if model.is_adapter else [])],
+        tags=[
+            "anyformer",
+            *family,
+            *words.hub_tags,
+            *(["lora"] if model.is_adapter else []),
+        ],
         model_name=name if scores else None,
         eval_results=scores or None,
     )

@@ -3,12 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
+from ..objectives.row_words import Words
 from ..plugins import OBJECTIVES
 
 # The most common values, for a recipe that names no registered objective.
-UNKNOWN = SimpleNamespace(hub_task=None, loss_unit="nats per token", samples_are_answers=False, picture=None)
-UNKNOWN.hub_tags = UNKNOWN.unused_weights = ()
-UNKNOWN.example_of_use = lambda settings: ("your text", {})
+UNKNOWN = SimpleNamespace(words=Words(), unused_weights=())
 
 
 def objective_facts(recipe: dict[str, Any]) -> Any:

@@ -185,7 +185,7 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
             f"load it with; publish a whole model instead, made by: anyformer merge {model.path} OUT"
         )
     model.parameter_count()  # reads the header of every weight file: a damaged one is noticed before the upload
-    picture = objective_facts(facts.recipe).picture
+    picture = objective_facts(facts.recipe).words.picture
     patterns = [*PUBLISHED, *OF_THE_RUN, *([picture] if picture else [])] if facts.is_of_its_model else PUBLISHED
     texts = {
         file.name: file

@@ -10,9 +10,12 @@ from typing import Any
 
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UnknownName, UserError, did_you_mean, nearest
+from ..metrics import of_validations
+from ..objectives.tokens import check_tokenizer
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
+from ..positions import check_context, check_rows
 from . import introspection
-from .data_section import DERIVED_FROM_TEXT
+from .data_section import DERIVED_FROM_TEXT, check_sections, reads_text, sections_of
 from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
@@ -121,16 +124,16 @@ def check_recipe(recipe: Recipe) -> None:
         from .base_width import check_transfer
 
         check_transfer(recipe, config_namespace(recipe))
-    objective.check_data()
+    check_sections(objective)
     _check_derived(objective)
-    if any(data.streaming for data in objective.data_sections()):
+    if any(data.streaming for data in sections_of(objective)):
         if recipe.training.max_steps < 1:
             raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
         from .usual_rates import in_steps
 
         in_steps(recipe, None)
-    objective.check_family()
-    objective.check_tokenizer()
+    _check_family(objective)
+    check_tokenizer(objective)
     _check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()
@@ -140,6 +143,18 @@ def check_recipe(recipe: Recipe) -> None:
         from .stage_plan import check_stages
 
         check_stages(recipe, _check_stage)
+
+
+def _check_family(objective) -> None:
+    """Raise UserError for a family of models that the objective, or one of its parts, does not train."""
+    if objective.parts and objective.section == "objective":
+        objective.of_each(_check_family)
+        return
+    family = objective.recipe.model.family
+    if family is not None and family not in objective.families:
+        raise UserError(
+            f"model.family={family} does not go with {objective.setting}; it takes {' or '.join(objective.families)}"
+        )
 
 
 def _check_stage(recipe: Recipe) -> None:
@@ -155,8 +170,8 @@ def _check_stage(recipe: Recipe) -> None:
 
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
-    for data in objective.data_sections():
-        if data.bad_rows != "refuse" and objective.section != "task" and objective.special_tokens is not None:
+    for data in sections_of(objective):
+        if data.bad_rows != "refuse" and reads_text(objective):
             raise UserError(
                 f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
                 f"examples and images, and documents that cannot be used are skipped and counted anyway"
@@ -178,8 +193,7 @@ def _check_derived(objective) -> None:
 def _check_parts(objective, data: DataSection) -> None:
     """Raise UserError for settings of the splits of labelled examples that have no effect."""
     names = [name for name in ("test_fraction", "stratify", "group_field") if getattr(data, name)]
-    reads_text = objective.section != "task" and objective.special_tokens is not None
-    if names and (reads_text or data.derive in DERIVED_FROM_TEXT):
+    if names and (reads_text(objective) or data.derive in DERIVED_FROM_TEXT):
         raise UserError(
             f"data.{names[0]}={show(getattr(data, names[0]))} divides labelled examples or images, and "
             f"{objective.setting} reads plain text here; remove it"
@@ -194,7 +208,7 @@ def _check_parts(objective, data: DataSection) -> None:
         )
     if names and not held and data.test_fraction is None:
         raise UserError(f"data.{names[0]} has no effect where no fraction is held back; set data.validation_fraction")
-    if data.stratify and objective.stratified_by is None:
+    if data.stratify and objective.settings.stratified_by is None:
         raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
 
 
@@ -301,22 +315,22 @@ def _check_positions(recipe: Recipe, objective) -> None:
     if positions is None:
         return
     if config.position_encoding == "learned":
-        objective.check_length(positions, "model.max_position_embeddings")
+        check_rows(objective, positions, "model.max_position_embeddings")
     else:
-        objective.check_context(positions)
+        check_context(objective, positions)
 
 
 def _check_evaluation(recipe: Recipe, objective) -> None:
     section = recipe.evaluation
     if section.minimal_pairs is not None:
         section.minimal_pairs.check("evaluation.minimal_pairs")
-        if objective.special_tokens is None or not objective.auto_class.endswith(("LM", "PreTraining")):
+        if objective.tokens is None or not objective.auto_class.endswith(("LM", "PreTraining")):
             raise UserError(
                 f"evaluation.minimal_pairs asks a model how likely texts are, and {objective.setting} trains none that "
                 f"predicts their tokens; leave it out"
             )
     if section.best_metric is not None:
-        known = ["loss", *objective.metrics_of_validations(), *objective.metrics_of_answers()]
+        known = ["loss", *of_validations(objective), *objective.metrics_of_answers()]
         known += [MINIMAL_PAIRS] if section.minimal_pairs is not None else []
         if section.best_metric in section.metrics and section.best_metric not in known:
             raise UserError(

@@ -208,7 +208,7 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_co
     left_open = {name for name in LEFT_OPEN if as_mapping(training, "training").get(name, "auto") == "auto"}
     recipe = replace(recipe, model=_model_section(model), training=_training_section(training))
     objective, checkpoint = OBJECTIVES[recipe.learned.name], recipe.model.name_or_path
-    start = objective.is_start_where_null
+    start = recipe.learned.is_start_where_null
     if start is not None and getattr(recipe.learned, start) is None:  # spelled out for who reads the saved recipe
         recipe = recipe.with_(**{recipe.learned_section: {start: checkpoint}})
     if recipe.evaluation.metrics is None:

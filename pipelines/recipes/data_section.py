@@ -192,6 +192,25 @@ def _check_encoding(source: SourceSection, path: str) -> None:
         raise UserError(f"{field} has no effect without {path}.files")
 
 
+def reads_text(objective) -> bool:
+    """Whether an objective reads plain text, and not examples or images."""
+    return objective.section != "task" and objective.tokens is not None
+
+
+def sections_of(objective) -> list[DataSection]:
+    """The data sections that are read: the recipe's, or one for each part of a mixture or multi-task."""
+    return [part.recipe.data for part in objective.parts.values()] or [objective.recipe.data]
+
+
+def check_sections(objective) -> None:
+    """Raise UserError for data settings that exclude each other; reads no file."""
+    if objective.parts:
+        objective.check_parts()
+        objective.of_each(check_sections)
+    else:
+        check_data(objective.recipe.data)
+
+
 def check_data(data: DataSection) -> None:
     """Raise UserError for settings of the data section that exclude each other; no file is touched."""
     _check_source(data, "data", data.mixture)
@@ -229,8 +248,7 @@ def check_data(data: DataSection) -> None:
 def check_clean(objective, data: DataSection) -> None:
     """Raise UserError for settings of data.clean that exclude each other or have no effect; no file is touched."""
     clean = data.clean
-    reads_text = objective.section != "task" and objective.special_tokens is not None
-    if not reads_text and data.derive not in DERIVED_FROM_TEXT:
+    if not reads_text(objective) and data.derive not in DERIVED_FROM_TEXT:
         raise UserError(f"data.clean is of plain text, and {objective.setting} reads none here; remove it")
     if clean == CleanSettings(decontaminate_words=clean.decontaminate_words):
         raise UserError("data.clean leaves nothing out; set some of it, such as {exact_duplicates: true}")

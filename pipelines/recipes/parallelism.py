@@ -7,6 +7,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, 
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, WHOLE_MODEL, WHOLE_ROWS, objective_of
+from .data_section import sections_of
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
@@ -68,7 +69,7 @@ def check_parallelism(recipe: Recipe, config) -> None:
     _check_training(settings, recipe)
     if config is not None:
         check_model_shares(settings, config)
-    if sharing_rows(settings) > 1 and any(data.streaming for data in objective_of(recipe).data_sections()):
+    if sharing_rows(settings) > 1 and any(data.streaming for data in sections_of(objective_of(recipe))):
         words = f"{FIELD}={words_of(settings)}"
         raise UserError(f"data.streaming=true is not wired beside {words}, whose processes read the same rows")
 

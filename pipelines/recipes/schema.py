@@ -6,7 +6,7 @@ transformers' TrainingArguments (compose.py reads both from their source).
 """
 
 from dataclasses import Field, FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from ..errors import UserError
 from ..words import Epochs
@@ -77,7 +77,16 @@ class FrozenWhenMade(type):
 # Not frozen=True, because a plug-in's plain @dataclass could not be a subclass.
 @dataclass
 class ObjectiveSettings(metaclass=FrozenWhenMade):
-    """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/)."""
+    """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/).
+
+    share_of_usual_rate: factor on the model's usual learning rate (usual_rates.py). is_start_where_null: the setting
+    whose null means the model from which the training starts; None: there is none. stratified_by: the column of the
+    classes by which splits of the data can be stratified; None: there is none.
+    """
+
+    share_of_usual_rate: ClassVar[float] = 1.0
+    is_start_where_null: ClassVar[str | None] = None
+    stratified_by: ClassVar[str | None] = None
 
     name: str = doc("what the model learns; `anyformer list` shows the names")
 
@@ -292,6 +301,11 @@ class TrainingSection:
     report_to: str | list[str] = doc("none, or any of wandb, trackio, tensorboard", "none")
     resume: bool = doc("go on from the newest complete checkpoint of this same run in output_dir", True)
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})
+
+    @property
+    def evaluation_rows(self) -> int:
+        """The rows of a validation's batch on a device, which teachers and references answer at once, too."""
+        return self.extra.get("per_device_eval_batch_size") or self.per_device_train_batch_size
 
 
 MINIMAL_PAIRS = "minimal_pairs"  # the name of the setting, of a suite's section, and of the metric

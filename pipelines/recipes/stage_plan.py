@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
+from .data_section import sections_of
 from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
@@ -123,7 +124,7 @@ def _check_around(recipe: Recipe) -> None:
     for number, section in enumerate(recipe.stages):
         if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
             raise UserError(f"stages.{number}.{LENGTH}={section.sequence_length}: {objective.setting} has no {LENGTH}")
-    if any(data.streaming for data in objective.data_sections()):
+    if any(data.streaming for data in sections_of(objective)):
         raise UserError("stages do not go with data.streaming=true, whose rows are of one order and length; store them")
     if training.restarts:
         raise UserError(f"training.restarts={show(training.restarts)} does not go with stages; set their warmup_steps")

@@ -32,7 +32,7 @@ def what_is_trained(recipe: Recipe) -> str:
         return "fresh weights"
     if recipe.training.lora is not None:
         return "an adapter (LoRA)"
-    if objective.special_tokens is None:
+    if objective.tokens is None:
         return "a pretrained image model"
     try:  # the classes named in a local folder's config; errors are reported when the model is loaded
         heads = json.loads((Path(name) / "config.json").read_text(encoding="utf-8"))["architectures"] or []
@@ -50,7 +50,7 @@ def choose(recipe: Recipe, left_open: set[str]) -> Recipe:
     """
     kind, values = what_is_trained(recipe), {}
     if "learning_rate" in left_open:
-        values["learning_rate"] = RATES[kind] * OBJECTIVES[recipe.learned.name].share_of_usual_rate
+        values["learning_rate"] = RATES[kind] * recipe.learned.share_of_usual_rate
     if "num_train_epochs" in left_open and recipe.training.max_steps < 1:
         values["num_train_epochs"] = 1.0 if recipe.model.name_or_path is None else "auto"
     return recipe.with_(training=values, chosen={f"training.{name}": f"usual for {kind}" for name in values})

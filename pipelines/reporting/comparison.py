@@ -41,7 +41,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
     names, variants = names_of(logs), variants_of(logs)
     has_seeds = len(variants) < len(logs)
     place_of = {log.folder: place for place, runs in enumerate(variants.values()) for log in runs}
-    units = dict.fromkeys(objective_facts(log.recipe).loss_unit for log in logs)
+    units = dict.fromkeys(objective_facts(log.recipe).words.loss for log in logs)
     metrics = metrics_table(logs)
     values = {
         "title": f"{len(logs)} runs compared",

@@ -20,7 +20,7 @@ def draw_loss(folder: Path) -> bool:
     Raises UserError where matplotlib is not installed.
     """
     log = read_run(folder)
-    charts = [one for one in charts_of_run(log, objective_facts(log.recipe).loss_unit) if one["id"] == "loss"]
+    charts = [one for one in charts_of_run(log, objective_facts(log.recipe).words.loss) if one["id"] == "loss"]
     for one in charts:
         draw(one, [log.name], folder / CURVE, width=6.4, height=3.2)
     return bool(charts)
@@ -32,7 +32,7 @@ def draw_figures(variants: dict[str, list[RunLog]], folder: Path) -> list[Path]:
     Raises UserError where matplotlib is not installed, or the runs have logged nothing yet.
     """
     logs = [log for runs in variants.values() for log in runs]
-    unit = objective_facts(logs[0].recipe).loss_unit
+    unit = objective_facts(logs[0].recipe).words.loss
     charts = charts_of_run(logs[0], unit) if len(logs) == 1 else charts_of_runs(variants, unit)
     if not charts:
         raise UserError(f"RUN={logs[0].folder} has logged nothing yet, so there are no figures; train it first")

@@ -33,7 +33,7 @@ def write_report(folder: Path | str, out: Path | None = None) -> int:
         UserError: no run in the folder, or one whose run.json is damaged.
     """
     log = read_run(folder)
-    loss_unit, classes = objective_facts(log.recipe).loss_unit, classes_of(log)
+    loss_unit, classes = objective_facts(log.recipe).words.loss, classes_of(log)
     values = {
         "title": f"{log.name}: report",
         "log": log,
@@ -154,7 +154,7 @@ def metrics_note(log: RunLog, loss_unit: str) -> str:
 
 def samples_of(log: RunLog) -> list[dict[str, str]]:
     """The prompts of the finished model and its answers."""
-    answers = objective_facts(log.recipe).samples_are_answers
+    answers = objective_facts(log.recipe).words.answers
     return [
         {"title": f"{'asked' if answers else 'begun with'}: {str(one.get('prompt', ''))[:1000]}", **one}
         for one in log.run.get("samples") or []

@@ -81,7 +81,7 @@ def write_finished(session: Session, facts: dict) -> None:
     write_manifest(folder.path)
     folder.write("finished", **facts)
     if not session.quiet:
-        print_result(folder.path, folder.identity() | facts, session.data.objective)
+        print_result(folder.path, folder.identity() | facts, session.data.objective.words)
     publish_finished(session, facts)
 
 

@@ -12,12 +12,19 @@ from ..adapters import is_adapter, load_config, load_merged
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
-from ..objectives.data import Data
+from ..objectives.data import Data, is_packed
 from ..objectives.documents_apart import check_documents_apart
 from ..objectives.learns import Learns
 from ..open_tokenizer import vocabulary_size
 from ..plugins import objective_of
-from ..positions import counts_from_padding, learns_positions, most_positions, position_scheme
+from ..positions import (
+    check_context,
+    check_rows,
+    counts_from_padding,
+    learns_positions,
+    most_positions,
+    position_scheme,
+)
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -83,7 +90,7 @@ def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bo
             ) from error
     else:
         model, fresh = load_checkpoint(recipe, data, learns, arguments, engine, speaks)
-        if data.packed:
+        if is_packed(data):
             check_documents_apart(model, recipe.model.name_or_path, data, data.rows.values())
     model = engine.share(model, arguments.device)
     learns.adapt(model)
@@ -152,7 +159,8 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
                 model, info = auto_class.from_pretrained(name, output_loading_info=True, **options)
                 missing = {*info["missing_keys"]}
                 fresh = missing | {key for key, *_ in info["mismatched_keys"]}
-            head = head_of_classes(auto_class, config, arguments, trust) - missing if learns.new_head else set()
+            why = getattr(learns.data.labels, "new_head", "")  # in words
+            head = head_of_classes(auto_class, config, arguments, trust) - missing if why else set()
             draw_anew(model, head - fresh)
             fresh |= head
     except CANNOT_LOAD as error:
@@ -163,7 +171,7 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
     if missed and speaks:
         print(f"new weights, not taken from {name}: {', '.join(missed[:12])}{', ...' if len(missed) > 12 else ''}")
     if head and speaks:
-        print(f"a new head: {learns.new_head}")
+        print(f"a new head: {why}")
     if tokenizer is None:
         return model, fresh
     padding = model.config.get_text_config().pad_token_id
@@ -226,9 +234,9 @@ def check_length(objective: Objective, config, trains: bool = False, data: Data 
         return
     if learns_positions(config):
         if most != getattr(config, "max_position_embeddings", None):
-            objective.check_length(most, "the model's usable positions")
-        objective.check_length(most)
+            check_rows(objective, most, "the model's usable positions")
+        check_rows(objective, most)
         if data is not None:
             data.answers().check_prompts(most)
     elif position_scheme(config) == "rotary" and trains:
-        objective.check_context(most)
+        check_context(objective, most)

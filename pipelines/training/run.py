@@ -130,7 +130,7 @@ def start(session: Session) -> int:
     finished = session.from_main(folder.finished)
     if finished is not None:
         if session.is_main and not session.quiet:
-            print_result(folder.path, finished, session.data.objective, again=True)
+            print_result(folder.path, finished, session.data.objective.words, again=True)
         if session.is_main:
             publish_finished(session, finished)
         return 0

@@ -13,7 +13,7 @@ from ..data.rows import Rows, steps_of_epoch
 from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
-from ..objectives.data import Data
+from ..objectives.data import Data, is_packed
 from ..objectives.prepare import prepare_data
 from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
@@ -142,7 +142,7 @@ class Session:
 
     def collator(self, data: Data):
         """The collator for the rows of some data under this engine."""
-        return self.engine.collator(data.collator_of(self.data.packed))
+        return self.engine.collator(data.collator_of(is_packed(self.data)))
 
     def adjust(self, recipe: Recipe, model) -> Callable | None:
         """The function (optimizer, model) that scales a new optimizer's rates by training.transfer, if that is set."""

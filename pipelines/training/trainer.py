@@ -112,8 +112,8 @@ class AnyformerTrainer(Trainer):
         section = section or TrainingSection(stall_minutes=None, router_warning=None)
         self.engine = engine or OneProcess(section)
         self.validation_metrics, self.scores, self.scored = validation_metrics, scores, None
-        self.own_loss = None if learns is None else learns.training_loss()
-        self.logits_of = None if learns is None else learns.logits_of()
+        self.own_loss = None if learns is None else learns.data.lesson or learns.loss()
+        self.loss_parts = None if learns is None else learns.loss_parts()
         self.own_optimizer = own_optimizer(section)
         self.shifts_labels = shifts_labels if learns is None else learns.shifts_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
@@ -130,11 +130,11 @@ class AnyformerTrainer(Trainer):
         self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
         self._tr_loss = torch.zeros(())  # sum of losses since the last log; Trainer replaces it when training begins
         self._choose_loss()
-        self._add_own_callbacks(run_identity, section, None if learns is None else learns.loss_parts(), patience)
+        self._add_own_callbacks(run_identity, section, patience)
         self.trackers = replace_trackers(self)
         self.engine.check_losses(self)
 
-    def _add_own_callbacks(self, run_identity, section, loss_parts, patience) -> None:
+    def _add_own_callbacks(self, run_identity, section, patience) -> None:
         """Make the guards, logs and callbacks of the training; the arguments are those of __init__."""
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
@@ -150,7 +150,7 @@ class AnyformerTrainer(Trainer):
         self.resumed, self.epochs = ResumedSettings(run_identity), SetEpochCallback(self.train_dataset)
         self.own_rates = {}  # learning rates of the last step: Trainer logs only that of the optimizer's first group
         self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
-        self.parts = LossParts(loss_parts)
+        self.parts = LossParts(self.loss_parts)
         self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.watchdog = StallWatchdog(folder, section.stall_minutes, self.args.process_index)
         self.early_stopping = None if patience is None else EarlyStopping(patience)
@@ -181,7 +181,7 @@ class AnyformerTrainer(Trainer):
             accepts_loss_kwargs=self.model_accepts_loss_kwargs,
             label_smoothing=self.args.label_smoothing_factor,
             own=self.own_loss,
-            logits_of=self.logits_of,
+            logits_of=self.loss_parts and self.loss_parts.logits_of,
         )
         if self.compute_loss_func is None:
             self.compute_loss_func = self.model_loss.function

@@ -138,9 +138,7 @@ def recipe_of_task(folder, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", sorted(n for n, row in OBJECTIVES.items() if row.section == "task" and row.special_tokens)
-)
+@pytest.mark.parametrize("name", sorted(n for n, row in OBJECTIVES.items() if row.section == "task" and row.tokens))
 def test_every_task_of_texts_trains_an_adapter_measures_it_and_merges_it(tmp_path, command, name):
     """From a checkpoint that was pretrained on plain text, so that the task's head is new."""
     recipe = recipe_of_task(tmp_path, name)

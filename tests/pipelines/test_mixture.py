@@ -11,6 +11,7 @@ import yaml
 from anyformer.pipelines.data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, ROW_IDS
 from anyformer.pipelines.data.sample_ids import training_rows
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.data import is_packed
 from anyformer.pipelines.objectives.mixture import own_row
 from anyformer.pipelines.objectives.prepare import described, prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES, OWN_BATCHES, objective_of
@@ -100,7 +101,7 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
     rows.set_epoch(1)
     chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()[:40]
     batch = data.collator([rows[number] for number in chosen])
-    assert batch["row_ids"] == chosen and data.packed
+    assert batch["row_ids"] == chosen and is_packed(data)
     assert ("position_ids" in batch) == (family != "seq2seq") and ("attention_mask" in batch) == (family == "seq2seq")
     for number, label in enumerate(train.parts):
         data_alone, own = alone(path, number, data, tmp_path / "cache")

@@ -112,7 +112,7 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
         tokenizer = ["tokenizer={type: byte_bpe, vocab_size: 300}"] if checkpoint is None else []
         overrides = [f"data.files={text_file}", *tokenizer, f"training.output_dir={folder / 'run'}"]
         overrides += ['task.source="mood: {text}"'] if task["name"] == "text_to_text" else []
-    if objective_of(load_recipe(name)).special_tokens is None:  # images
+    if objective_of(load_recipe(name)).tokens is None:  # images
         overrides = [f"data.files={pictures(folder / 'pictures.parquet')}", f"training.output_dir={folder / 'run'}"]
         if "clusters" in (shipped_yaml("recipes", name).get("objective") or {}):
             overrides += ["objective.clusters=16"]  # of the few greys there are

@@ -216,7 +216,7 @@ def prepared_classes(folder, names, **tokenizer):
 def test_an_answer_that_is_no_class_is_a_wrong_one(tmp_path):
     scores = prepared_classes(tmp_path, ["bad", "good"], **CHARACTERS).scores()
     meant = scores.meant(["good", " bad", "goo", ""], ["good", "bad", "good", "bad"])
-    assert scores.compare(*meant, names=["accuracy", "f1"]).values == {"accuracy": 0.5, "f1": 0.5}
+    assert scores._compare(*meant, names=["accuracy", "f1"]).values == {"accuracy": 0.5, "f1": 0.5}
 
 
 LOWER = {"type": "wordpiece", "vocab_size": 90, "lowercase": True}
@@ -228,7 +228,7 @@ def test_classes_are_read_as_the_tokenizer_writes_them(tokenizer, tmp_path):
     rows = prepared.rows["validation"]
     written = prepared.tokenizer.batch_decode([row["labels"] for row in rows], skip_special_tokens=True)
     scores = prepared.scores()
-    assert scores.compare(*scores.meant(written, rows.texts("target"))).values == {"accuracy": 1.0}
+    assert scores._compare(*scores.meant(written, rows.texts("target"))).values == {"accuracy": 1.0}
 
 
 def test_classes_that_a_tokenizer_writes_alike_are_refused(tmp_path):

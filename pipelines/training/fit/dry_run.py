@@ -8,9 +8,8 @@ from tempfile import TemporaryDirectory
 import torch
 from transformers import TrainerCallback, TrainingArguments
 
-from ...data.rows import Rows, steps_of_epoch
+from ...data.rows import Rows, evenly_spread, steps_of_epoch
 from ...errors import UserError, first_line
-from ...objectives.scores import evenly_spread
 from ...recipes.checks import FOLLOWS_VALIDATIONS
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe

@@ -47,7 +47,7 @@ def out_of_memory_sentence(recipe: Recipe, engine: Engine, error: BaseException,
     if stage is not None and not evaluates:
         recipe = stage.stage.recipe.with_(training={"per_device_train_batch_size": stage.micro_batch})
         where = f"stages.{stage.stage.number}"
-    rows = evaluation_rows(recipe) if evaluates else recipe.training.per_device_train_batch_size
+    rows = recipe.training.evaluation_rows if evaluates else recipe.training.per_device_train_batch_size
     ways = ways_out(recipe, engine, evaluates, devices, memory_of_recipe(recipe, engine, devices), where)
     what = "an evaluation" if evaluates else "training"
     return (
@@ -80,10 +80,6 @@ def memory_of_recipe(recipe: Recipe, engine: Engine, devices: Devices) -> StepMe
         return None
 
 
-def evaluation_rows(recipe: Recipe) -> int:
-    return recipe.training.extra.get("per_device_eval_batch_size") or recipe.training.per_device_train_batch_size
-
-
 def ways_out(
     recipe: Recipe,
     engine: Engine,
@@ -99,7 +95,7 @@ def ways_out(
     """
     training, ways = recipe.training, []
     if evaluates:
-        if (rows := evaluation_rows(recipe)) > 1:
+        if (rows := recipe.training.evaluation_rows) > 1:
             ways.append(f"training.per_device_eval_batch_size={rows // 2} instead of {rows} (the results are the same)")
     else:
         ways += fewer_rows(recipe, devices, memory, where)

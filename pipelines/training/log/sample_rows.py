@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 
 from ...objectives.data import Data
+from ...objectives.showing import legend
 from ...reporting.run_log import ROWS_FILE
 from ...storage.atomic import write_atomically
 from ..checkpoints.run_folder import RunFolder
@@ -25,12 +26,12 @@ def record_rows(folder: RunFolder, data: Data) -> None:
         return
     with torch.random.fork_rng(devices=[]):  # collators may draw random numbers
         console = Console(file=StringIO(), force_terminal=True, color_system="standard", soft_wrap=True, width=100)
-        console.print(data.objective.legend())
-        legend, rows = taken(console), []
+        console.print(legend(data.reads.legend))
+        words, rows = taken(console), []
         for number in numbers:
             data.reads.show(console, data, train, number, train[number])
             rows.append(taken(console))
-        record = {"legend": legend, "rows": rows, "is_picture": "pixel_values" in train[0]}
+        record = {"legend": words, "rows": rows, "is_picture": "pixel_values" in train[0]}
     write_atomically(path, json.dumps(record, ensure_ascii=False))
 
 

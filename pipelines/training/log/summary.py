@@ -8,9 +8,9 @@ from rich.text import Text
 
 from ...adapters import is_adapter
 from ...backends import backends_of
-from ...objectives.base import Objective
 from ...objectives.data import Data
 from ...objectives.prepare import describe_data
+from ...objectives.row_words import Words
 from ...plugins import with_plugins
 from ...recipes.differences import flat_settings
 from ...recipes.parallelism import words_of
@@ -81,7 +81,7 @@ def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, st
     optimizer = trainer.own_optimizer
     optim, does = (section.optim, None) if optimizer is None else (optimizer.words(), optimizer.describe(trainer.model))
     by = backend_words(trainer)
-    batch = "by stage" if stages else f"{per_step} {data.objective.step_words()}"
+    batch = "by stage" if stages else f"{per_step} {data.objective.words.step}"
     rate = "by stage" if any(optimizer.learning_rate for optimizer in recipe.stages) else section.lr_scheduler_type
     values = flat_settings(recipe.to_dict())
     chosen = "\n".join(f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items())
@@ -107,7 +107,7 @@ def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> N
     """Print the result of a dry run: one step on a full batch and one batch of each other split (dry_run.py)."""
     flops = short_number(int(float(trainer.throughput.flops) // float(trainer.throughput.tokens)))
     step = (
-        f"one step of {counted(facts['rows'], data.objective.row_noun)}{facts['where']}: loss {facts['loss']:.4f}, "
+        f"one step of {counted(facts['rows'], data.objective.words.row)}{facts['where']}: loss {facts['loss']:.4f}, "
         f"gradients {'finite' if facts['finite'] else 'NOT finite'}, peak memory "
         f"{peak_memory(trainer.args.device) / 1e9:.1f} GB"
     )
@@ -122,7 +122,7 @@ def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> N
     console.print("dry run: nothing was trained or written", markup=False)
 
 
-def print_result(folder: Path, run: dict, objective: Objective, again: bool = False) -> None:
+def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> None:
     """Print the metrics and samples of a finished run, and commands to go on with."""
     if again:
         console.print(f"{folder} is finished already; its result:", markup=False)
@@ -135,7 +135,8 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
     for sentence in interpret(run):
         print_facts([("note", sentence)])
     for sample in run.get("samples", []):
-        console.rule(Text(objective.sample_title(sample["prompt"])), align="left")  # [/INST] is no markup of rich
+        title = Text(words.sample.format(prompt=sample["prompt"]))  # [/INST] is no markup of rich
+        console.rule(title, align="left")
         console.print(sample["text"], markup=False)
         if "reference" in sample:
             console.print(f"reference: {sample['reference']}", markup=False, style="dim")
@@ -154,12 +155,12 @@ def print_result(folder: Path, run: dict, objective: Objective, again: bool = Fa
         print_facts([("energy", f"{run['energy']['kwh']:.3g} kWh, {run['energy']['how']}")])
     print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     files = [
-        name for name in (REPORT, "README.md", "metrics.jsonl", objective.picture) if name and (folder / name).is_file()
+        name for name in (REPORT, "README.md", "metrics.jsonl", words.picture) if name and (folder / name).is_file()
     ]
     console.print(f"look at: {' · '.join(files)}", markup=False)
-    steps = [objective.how_to_use(folder)]
+    steps = [words.use.replace("{folder}", str(folder))]
     if is_adapter(folder):  # transformers would build the model from the base's config, which has another head
         whole = folder.with_name(f"{folder.name}_merged")
-        steps = [f"anyformer merge {folder} {whole}", objective.how_to_use(whole)]
+        steps = [f"anyformer merge {folder} {whole}", words.use.replace("{folder}", str(whole))]
     steps.append(f"anyformer publish {folder} your-name/your-model")
     console.print("next: " + "\n      ".join(map(with_plugins, steps)), markup=False)

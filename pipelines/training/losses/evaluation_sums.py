@@ -34,7 +34,7 @@ class EvaluationSums:
         parts = None if trainer.engine.shares_rows else parts_of_rows(dataset.dataset)
         self.order = chain(dataset.indices, repeat(len(dataset)))
         self.counts, self.told_apart_by = trainer.counts_rows, trainer.parts.told_apart_by
-        self.scores = trainer.scores if trainer.scores is not None and trainer.scores.reads_logits else None
+        self.scores = trainer.scores if trainer.scores is not None and trainer.scores.predicts else None
         self.sums, self.parts, self.part_losses = torch.zeros(2, dtype=torch.float64, device=device), {}, None
         if parts is not None:
             sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=device)
@@ -54,7 +54,7 @@ class EvaluationSums:
             self.predictions.append(self.scores.predictions(logits, labels))
             rows = list(islice(self.order, len(labels))) if rows is None else rows
             numbers = torch.as_tensor(rows, dtype=torch.int32, device=labels.device)
-            if self.scores.labels_of_tokens:
+            if self.scores.predicts == "label":
                 numbers = numbers.repeat_interleave((labels != IGNORE_INDEX).sum(-1))
             self.numbers.append(numbers)
         if self.part_losses is not None:

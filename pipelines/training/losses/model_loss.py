@@ -29,7 +29,7 @@ class ModelLoss:
         accepts_loss_kwargs: Trainer's attribute model_accepts_loss_kwargs.
         label_smoothing: for the training loss; evaluation has none.
         own: the objective's loss (objectives/losses.py), which replaces the model's; None: it has none.
-        logits_of: as in Objective (objectives/base.py).
+        logits_of: as in Learns.loss_parts.
 
     `function(outputs, labels)` is the training loss, router losses included. If the objective has its own loss, it gets
     the whole batch as `labels`. None: the model computes the loss, with `training_extras` among its inputs.

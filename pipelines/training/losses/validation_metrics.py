@@ -8,11 +8,14 @@ import torch
 from accelerate.utils import gather_object
 from torch.utils.data import Dataset, Subset
 
+from ...data.rows import evenly_spread
 from ...errors import UserError
 from ...likelihoods.minimal_pairs import MinimalPairs, is_right
+from ...metrics import of_validations
+from ...objectives.base import Objective
 from ...objectives.data import Data
 from ...objectives.finished_model import FinishedModel
-from ...objectives.scores import Scores, evenly_spread
+from ...objectives.scores import Scores
 from ...recipes.schema import MINIMAL_PAIRS, EvaluationSection
 from ..lora import plain
 
@@ -36,15 +39,21 @@ class ValidationMetrics:
         objective = data.objective
         self.scores, self.answers, self.tokenizer = scores, data.answers(), data.tokenizer
         self.rows, self.most, self.pairs = rows, section.max_rows, pairs
-        self.of_pass, answered = objective.metrics_of_validations(), objective.metrics_of_answers()
+        self.of_pass, answered = of_validations(objective), objective.metrics_of_answers()
         self.of_answers = answered if section.best_metric in answered else []
         self.names = list(dict.fromkeys([*section.metrics, *self.of_answers, *([MINIMAL_PAIRS] if pairs else [])]))
-        if self.of_answers and rows is not None and section.best_metric in scores.unanswered(rows, self.numbers):
+        if self.of_answers and rows is not None and section.best_metric in self._unanswered(objective):
             raise UserError(
                 f"evaluation.best_metric={section.best_metric} has no row to be measured on: none of the "
                 f"{len(self.numbers):,} rows that are validated is of its part; give the part validation data, or "
                 f"raise evaluation.max_rows"
             )
+
+    def _unanswered(self, objective: Objective) -> list[str]:
+        """The metrics of answers of parts that none of the validated rows is of."""
+        present = {self.rows.place(number)[0] for number in self.numbers}
+        missing = {name: part for name, part in objective.parts.items() if name not in present}
+        return [f"{metric}_{name}" for name, part in missing.items() for metric in part.metrics_of_answers()]
 
     @cached_property
     def numbers(self) -> Sequence[int]:

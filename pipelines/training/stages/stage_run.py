@@ -37,11 +37,11 @@ class StageRun:
     @property
     def row_length(self) -> int:
         """The maximum number of tokens in a row; 1 if only the model knows."""
-        return self.data.objective.row_lengths()[0] or 1
+        return self.data.objective.planned().lengths[0] or 1
 
     def words(self) -> str:
         """`80 steps of 32 rows x 512 tokens, learning rate constant`."""
-        words = f"{counted(self.stage.steps, 'step')} of {self.per_step} {self.data.objective.step_words()}"
+        words = f"{counted(self.stage.steps, 'step')} of {self.per_step} {self.data.objective.words.step}"
         rate = self.stage.section.learning_rate
         words += "" if rate is None else f", learning rate {rate}"
         decay, weights = self.stage.section.weight_decay, self.stage.section.mixture

@@ -100,7 +100,7 @@ def test_balanced_weights_of_tags_count_the_words_of_training_sentences(tmp_path
     data = prepare_data(load_recipe(str(recipe)))
     rows, own = data.rows["train"], data.learns().loss()
     labels = torch.cat([rows[i]["labels"] for i in range(len(rows))])
-    counts = labels[labels >= 0].bincount(minlength=len(data.names))
+    counts = labels[labels >= 0].bincount(minlength=len(data.labels.names))
     assert own.of_classes == pytest.approx((counts.sum() / (len(counts) * counts)).tolist())
     assert own.weight({"labels": labels}).item() == pytest.approx(counts.sum().item())
     assert command("train", recipe, "--dry-run") == 0, capsys.readouterr().err

@@ -54,7 +54,7 @@ def labels(prepare, tmp_path):
     def run(values, **task):
         rows = [{"text": f"a {i}", "labels": value} for i, value in enumerate(values)]
         prepared = prepare(**on_rows(tmp_path, rows, **task))
-        return prepared.names, [row["labels"].tolist() for row in prepared.rows["train"]]
+        return prepared.labels.names, [row["labels"].tolist() for row in prepared.rows["train"]]
 
     return run
 

@@ -59,7 +59,7 @@ def test_one_of_context_and_question_may_be_empty_but_not_both(prepare, tmp_path
 def test_a_batch_holds_every_choice_in_its_place(lengths, data):
     from types import SimpleNamespace
 
-    from anyformer.pipelines.objectives.multiple_choice import collator_of
+    from anyformer.pipelines.objectives.multiple_choice import ChoiceCollator
 
     side = data.draw(st.sampled_from(["left", "right"]))
     tokenizer = SimpleNamespace(pad_token_id=0, padding_side=side)
@@ -68,7 +68,7 @@ def test_a_batch_holds_every_choice_in_its_place(lengths, data):
         ends = torch.tensor(sizes).cumsum(0)
         rows.append({"input_ids": torch.arange(1, int(ends[-1]) + 1), "choice_ends": ends, "row_ids": number})
         rows[-1]["labels"] = torch.tensor(number % 3)
-    batch = collator_of(tokenizer)(rows)
+    batch = ChoiceCollator(tokenizer)(rows)
     assert batch["input_ids"].shape[:2] == (len(rows), 3) and batch["labels"].shape == (len(rows),)
     mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
     for row, ids, inside in zip(rows, batch["input_ids"], mask):

@@ -185,7 +185,7 @@ def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_
     for tokenizer in (CHARACTERS, {"type": "byte_bpe", "vocab_size": 310}):
         data = prepare(data=test, task={"max_length": 40, "stride": 4}, tokenizer=tokenizer)
         windows, scores = data.rows["test"], data.scores()
-        some, of_window = scores.some_rows(windows, 7), windows.numbers("number")
+        some, of_window = windows.of_examples(7), windows.numbers("number")
         assert len(some) == sum(number in set(of_window[some]) for number in of_window)  # with all their windows
         with kept_comparisons() as compared:
             oracle = FinishedModel("", lambda rows=windows: Oracle(rows, null=1), 7)

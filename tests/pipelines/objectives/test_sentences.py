@@ -106,7 +106,7 @@ def test_in_batch_negatives_need_no_labels(tmp_path, prepare):
     path = write_lines(tmp_path / "equal.jsonl", [{"text": f"a {i}", "other": f"b {i}"} for i in range(30)])
     given = [f"data.files={path}", "data.test_files=null", "task.label_field=null", "task.loss=in_batch_negatives"]
     data = prepare(*given, tokenizer=CHARACTERS)
-    assert all(row["labels"] == 1 for row in data.rows["train"]) and not data.scores().reads_logits
+    assert all(row["labels"] == 1 for row in data.rows["train"]) and not data.scores().predicts
 
 
 REFUSED = {

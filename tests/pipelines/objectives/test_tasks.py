@@ -139,7 +139,7 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp
         sections["data"] = whole | {"validation_split": "validation", "test_split": "test"}
 
     def check(data, splits):
-        names = data.names
+        names = data.labels.names
         for split in splits:
             read = [(row["input_ids"], row["labels"].flatten()) for row in data.rows[split]]
             for ids, labels in read:
@@ -149,7 +149,7 @@ def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp
                 assert names[number] == text, (split, names)
 
     check(data := prepare(kind=kind, **sections), data.rows)
-    assert data.names == [*ORDERS[0], "grey"]
+    assert data.labels.names == [*ORDERS[0], "grey"]
     for names in (ORDERS[1], ORDERS[3]):  # of a model that is measured on the last file
         recipe = load_recipe(str(task_recipe(tmp_path, kind, **sections)))
         config = SimpleNamespace(num_labels=3, id2label=dict(enumerate(names)))
@@ -188,8 +188,8 @@ def test_a_class_that_is_in_the_held_back_share_alone_is_a_class(tmp_path, prepa
     test = write_lines(tmp_path / "test.jsonl", [{"text": "a", "label": label(12)}])
     data = {"files": str(write_lines(path, rows)), "test_files": str(test)}
     prepared = prepare(data=data, tokenizer=CHARACTERS)
-    assert prepared.names == sorted(["0", "1", "2", "9", "12"], key=label)
-    assert [prepared.names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
+    assert prepared.labels.names == sorted(["0", "1", "2", "9", "12"], key=label)
+    assert [prepared.labels.names[int(row["labels"])] for row in prepared.rows["test"]] == ["12"]
 
 
 # ---- mistakes

@@ -11,6 +11,7 @@ import torch
 from anyformer.pipelines.data import reference, teacher_store
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.base import teaching_of
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
 from anyformer.pipelines.objectives.teacher_model import Teacher
@@ -132,10 +133,15 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     assert prepare_data(load_recipe(recipe)).rows["train"].fingerprint != rows.fingerprint  # without a training: none
 
 
+def costs(recipe):
+    objective = objective_of(load_recipe(recipe))
+    return teaching_of(objective, objective.Reads(objective)).further_costs()
+
+
 def test_a_plan_says_what_a_teacher_takes(student):
-    (stored,) = objective_of(load_recipe(student(teacher={"stored": True}))).further_costs()
+    (stored,) = costs(student(teacher={"stored": True}))
     assert "258 bytes for each token of the training rows go into the cache" in stored  # 64 x 2 and 65 x 2
-    (online,) = objective_of(load_recipe(student())).further_costs()
+    (online,) = costs(student())
     assert "parameters (" in online and "GB in fp32) stand beside the model" in online
 
 
@@ -320,7 +326,7 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     of_tokens = np.eye(2, 5, dtype=np.float32)
     for last in (False, True):  # at which token of a word the teacher has learned its tag
         (folder / "recipe.yaml").write_text(f"task: {{labelled_token: {'last' if last else 'all'}}}")
-        teaching = prepared.objective.teaching(prepared.reads)
+        teaching = teaching_of(prepared.objective, prepared.reads)
         assert teaching._of_words(["catdog"], [(0, 3), (3, 6)], of_tokens).tolist() == [of_tokens[int(last)].tolist()]
     validation = prepared.collator([prepared.rows["validation"][0]])
     assert "reference" not in validation and lesson.weight(validation) == (validation["labels"] != -100).sum()

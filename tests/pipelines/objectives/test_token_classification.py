@@ -6,8 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
-from anyformer.pipelines.objectives.tag_schemes import word_of_each_token
-from anyformer.pipelines.objectives.tagged_words import TaggedWords
+from anyformer.pipelines.objectives.tagged_words import TaggedWords, word_of_each_token
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, on_rows, tagged, task_recipe, write_lines
@@ -115,7 +114,7 @@ def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side)
     metrics = ["entity_f1", "entity_precision", "entity_recall", "tag_accuracy"]
     data = prepare(tokenizer=CHARACTERS, evaluation={"metrics": metrics})
     data.tokenizer.padding_side = side
-    rows, names, scores, every = data.rows["test"], data.names, data.scores(), []
+    rows, names, scores, every = data.rows["test"], data.labels.names, data.scores(), []
     collate, given, true = data.collator, [], []
     for start in range(0, len(rows), 4):
         batch = collate([rows[i] for i in range(start, min(start + 4, len(rows)))])
@@ -181,7 +180,7 @@ def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_
         said = data.reads.describe(data, train)
         assert f"tags: {spelling[0]}" in said and "no such scheme" not in said
         labels = torch.nn.utils.rnn.pad_sequence([row["labels"] for row in train], True, -100)
-        names = data.names
+        names = data.labels.names
         torch.manual_seed(0)
         noise = {name: torch.randn(labels.shape) for name in sorted(names)}
         logits = torch.stack([noise[name] + 2 * (labels == i) for i, name in enumerate(names)], -1)
@@ -199,8 +198,8 @@ def test_odd_tags_among_many_are_named_and_entities_are_still_measured(odd, othe
     scores, said = data.scores(), data.reads.describe(data, data.rows["train"])
     number = "1 tag" if not others else "5 tags"
     assert "tags: bio, " in said and f"{number} of no such scheme, part of no entity: " in said and f"{odd!r} 1" in said
-    labels = torch.tensor([[data.names.index(tag) for tag in rows[7]["tags"]]])
-    right = torch.nn.functional.one_hot(labels, len(data.names)).float()
+    labels = torch.tensor([[data.labels.names.index(tag) for tag in rows[7]["tags"]]])
+    right = torch.nn.functional.one_hot(labels, len(data.labels.names)).float()
     scored = scores.scored(scores.predictions(right, labels).numpy())
     assert scored.values == {
         "entity_f1": float(any(tag[1:2] == "-" and tag != odd for tag in rows[7]["tags"])),
@@ -213,7 +212,7 @@ def test_odd_tags_among_many_are_named_and_entities_are_still_measured(odd, othe
 def test_a_report_on_tags_counts_entities_by_type_and_shows_the_word_in_its_sentence(prepare):
     data = prepare(tokenizer=CHARACTERS)
     scores, rows = data.scores(), data.rows["test"]
-    assert data.names == ["B-LOC", "B-PER", "I-PER", "O"]
+    assert data.labels.names == ["B-LOC", "B-PER", "I-PER", "O"]
     every = []
     for number in range(len(rows)):
         labels = rows[number]["labels"][None]
@@ -326,7 +325,7 @@ def test_spaces_that_are_tokens_are_inside_entities_that_go_on(prepare, tmp_path
     rows = [{"tokens": ["in", "rom", "anna", "maria", "otto"], "tags": ["O", "B-LOC", "B-PER", "I-PER", "B-PER"]}] * 8
     data = {"files": str(write_lines(tmp_path / "rows.jsonl", rows)), "test_files": None, "validation_fraction": 0.25}
     prepared = prepare(data=data, tokenizer=CHARACTERS)
-    names = prepared.names
+    names = prepared.labels.names
     for split, spaces in (("train", ["O", "O", "I-PER", "O"]), ("validation", [None] * 4)):
         row = prepared.rows[split][0]
         text = prepared.tokenizer.convert_ids_to_tokens(row["input_ids"].tolist())

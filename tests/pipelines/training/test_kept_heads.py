@@ -47,7 +47,7 @@ def test_the_same_classes_keep_the_checkpoints_head_and_its_order(kind, tmp_path
         for name in ("", "-test"):
             reviews(tmp_path / f"{kind}{name}.jsonl", 40, **WORDS)
     data = prepare_data(load_recipe(str(recipe)))
-    names = [data.names[-1], *data.names[:-1]]
+    names = [data.labels.names[-1], *data.labels.names[:-1]]
     model, start, run = checkpoint(tmp_path / "start", data, names, **sizes), tmp_path / "start", tmp_path / "run"
     assert command("evaluate", start, recipe, "--output", tmp_path / "before.json") == 0
     assert command("train", recipe, f"model.name_or_path={start}", *STEP) == 0
@@ -97,7 +97,7 @@ def test_labels_in_another_spelling_are_the_checkpoints_classes(case, tmp_path):
     checkpoint(tmp_path / "start", prepare_data(load_recipe(str(recipe))), names)
     start = f"model.name_or_path={tmp_path / 'start'}"
     data = prepare_data(load_recipe(str(recipe), [start]), for_training=True)
-    assert list(data.learns().config_fields()["id2label"].values()) == names and not data.learns().new_head
+    assert list(data.learns().config_fields()["id2label"].values()) == names and not data.labels.new_head
     assert [int(row["labels"]) for row in data.rows["test"]] == [numbers[i % 2] for i in range(40)]
     if case == "gaps":
         for words in ("task.label_names=['3', '7']", "task.class_weights=[1, 2]"):

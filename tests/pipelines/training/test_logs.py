@@ -6,12 +6,12 @@ import math
 import shutil
 import sqlite3
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 import yaml
 from anyformer.pipelines.metrics import wilson
+from anyformer.pipelines.objectives.row_words import Words
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
@@ -268,6 +268,5 @@ def test_squares_of_the_norms_of_layers_sum_up_to_the_logged_norm(tiny_recipe, c
 def test_samples_may_look_like_markup(capsys, tmp_path):
     run = {"steps": 1, "wall_seconds": 1.0, "world_size": 1}
     run["samples"] = [{"prompt": "[INST] hi [/INST]", "text": "[/b]"}]
-    objective = SimpleNamespace(sample_title="sample after {}".format, how_to_use=str, picture=None)
-    print_result(tmp_path, run, objective)
-    assert "sample after [INST] hi [/INST]" in capsys.readouterr().out
+    print_result(tmp_path, run, Words())
+    assert "sample after '[INST] hi [/INST]'" in capsys.readouterr().out
