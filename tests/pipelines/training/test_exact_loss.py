@@ -8,7 +8,6 @@ import torch
 from accelerate.data_loader import prepare_data_loader
 from anyformer.pipelines.data.length_batching import PaddingCollator
 from anyformer.pipelines.data.sample_ids import NO_ROW, NumberedRows
-from anyformer.pipelines.objectives.learns import Learns
 from anyformer.pipelines.training.engines.even_batches import share_out_in_full_rounds
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
@@ -113,13 +112,6 @@ MODELS = {
 }
 
 
-class Labels(Learns):
-    """The model's own loss of labels that it shifts or does not; there is no objective."""
-
-    def __init__(self, shifts_labels: bool):
-        self.shifts_labels = shifts_labels
-
-
 @pytest.fixture
 def make_trainer(tmp_path):
     def make(name, rows=None, model=None, **arguments):
@@ -131,7 +123,7 @@ def make_trainer(tmp_path):
             args=small_arguments(tmp_path / "run", **defaults | arguments),
             train_dataset=rows or Rows(labels),
             data_collator=PaddingCollator(0),
-            learns=Labels(name == "our-causal"),
+            shifts_labels=name == "our-causal",
         )
 
     return make
