@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UnknownName, UserError, did_you_mean
+from .one_class import PARTS, with_parts
 from .words import say
 
 VARIABLE = "ANYFORMER_PLUGINS"
@@ -128,11 +129,9 @@ def register_objective(cls: Any) -> Any:
 
     Prints the methods that nothing calls.
     """
-    if not cls.__module__.startswith("anyformer."):
-        from .objectives.one_class import with_parts
-
-        with_parts(cls)
     print_uncalled(cls)
+    if not cls.__module__.startswith("anyformer."):
+        with_parts(cls)
     OBJECTIVES.add(cls.name, cls)
     return cls
 
@@ -142,7 +141,7 @@ def print_uncalled(cls: type) -> None:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or cls.__module__.startswith("anyformer."):
         return
-    parts = (getattr(cls, kind, None) for kind in ("Reads", "Learns", "Scores", "Answers"))  # of an objective
+    parts = (getattr(cls, kind, None) for kind in PARTS)  # of an objective
     source, bases = Path(file).read_text(encoding="utf-8"), [*cls.__mro__[1:], *parts]
     known = {name for base in bases for name in dir(base)}
     for name in sorted(vars(cls).keys() - known):

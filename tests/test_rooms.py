@@ -20,6 +20,7 @@ LEAVES = {
     "generation",
     "lazy",
     "manifest",
+    "one_class",
     "open_tokenizer",
     "plugins",
     "positions",
@@ -68,8 +69,22 @@ def test_imports_point_down_the_table():
             assert order.index(other) > order.index(package), f"{package} imports {other} above it"
 
 
+def only_for_types(tree: ast.Module) -> list[ast.AST]:
+    """What stands below `if TYPE_CHECKING:`."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return [inner for node in found for inner in ast.walk(node)]
+
+
+# An objective's row, its parts and what both ask of tokens name each other in their types.
+PARTS = ("base", "data", "reads", "learns", "scores", "answers", "tokens")
+INTERFACE = {f"pipelines.objectives.{name}" for name in PARTS}
+
+
 def imports_between_files() -> dict[str, set[str]]:
-    """{module of pipelines/ or modeling/: modules of theirs that it imports}, also inside functions."""
+    """{module of pipelines/ or modeling/: modules of theirs that it imports}, also inside functions.
+
+    In the INTERFACE without imports that are for types alone.
+    """
     files = {}
     for folder in ("pipelines", "modeling"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -77,9 +92,10 @@ def imports_between_files() -> dict[str, set[str]]:
     imports = {}
     for name, file in files.items():
         place = file.parent.relative_to(ROOT).parts
-        found = set()
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom):
+        found, tree = set(), ast.parse(file.read_text(encoding="utf-8"))
+        left_out = only_for_types(tree) if name in INTERFACE else []
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node not in left_out:
                 base = ".".join(place[: len(place) - (node.level - 1)]) if node.level else ""
                 module = f"{base}.{node.module or ''}".strip(".").removeprefix("anyformer.")
                 found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
@@ -105,6 +121,12 @@ def test_files_beside_the_packages_import_no_package():
 def test_a_name_of_a_file_says_which_one_is_meant():
     names = Counter(file.name for file in PIPELINES.rglob("*.py"))
     assert {name for name, number in names.items() if number > 1} <= {"__init__.py", "base.py"}
+
+
+def test_the_reading_order_of_a_run_names_files_that_exist_once_each():
+    listed = re.findall(r"^(\S+\.py): ", ast.get_docstring(ast.parse((PIPELINES / "__init__.py").read_text())), re.M)
+    assert listed[0].startswith("recipes/") and listed[-1].startswith("publishing/")
+    assert len(set(listed)) == len(listed) and all((PIPELINES / file).is_file() for file in listed)
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -152,9 +174,8 @@ def test_a_question_which_objective_it_is_is_seen(asks):
 
 @pytest.mark.parametrize("package", CALLERS)
 def test_nothing_outside_the_objectives_asks_which_one_it_is(package):
-    of_all = [PIPELINES / "objectives" / name for name in ("base.py", "measuring.py")]  # Objective and its base
-    parts = [node for file in of_all for node in ast.parse(file.read_text(encoding="utf-8")).body]
-    interface = set().union(*(names_in(node) for node in parts if isinstance(node, ast.ClassDef)))
+    row = ast.parse((PIPELINES / "objectives" / "base.py").read_text(encoding="utf-8"))
+    interface = set().union(*(names_in(node) for node in row.body if isinstance(node, ast.ClassDef)))
     for file in (PIPELINES / package).rglob("*.py"):
         found = asks_which_objective(ast.parse(file.read_text(encoding="utf-8")), interface, OBJECTIVES)
         assert not found, f"{file.name}: {found}"

@@ -10,7 +10,7 @@ MOST_CLASSES, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 8, 5, 100
 
 
 def print_classes(console: Console, report: dict) -> None:
-    """Print a report on classes (Objective.class_report): scores of each class, confusions, calibration, mistakes."""
+    """Print a report on classes (Scores.class_report): scores of each class, confusions, calibration, mistakes."""
     if report.get("classes"):
         console.print("", classes_table(report["classes"]), sep="\n")
     if report.get("confused"):

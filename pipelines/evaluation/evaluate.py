@@ -53,7 +53,7 @@ class Evaluation(Result):
     and versions that its number depends on, if it names any. intervals: metric -> {"low", "high", "method"}, its 95 %
     confidence interval. answers: {"row", "prediction", "reference"} of each example, if there are references, and its
     "part" if one run has several tasks. compared: what the metrics were computed from. backends: what computed
-    attention and experts. classes: as Objective.class_report.
+    attention and experts. classes: as Scores.class_report.
     """
 
     split: str
@@ -180,12 +180,20 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
         metrics=metrics,
         signatures=(scored.signatures if scored else {}) | of_model.signatures,
         backends=backends_of(model),
-        recipe=recipe.to_dict(),
+        recipe=with_class_names(recipe, data).to_dict(),
         intervals=bounds,
         compared=compared,
         classes=classes,
         asked=partial(data.reads.with_rows, data, prepared.source),
     )
+
+
+def with_class_names(recipe: Recipe, data: Data) -> Recipe:
+    """The recipe with the names of the model's classes, where it names none."""
+    names = data.learns().config_fields().get("id2label", {}).values()
+    if not names or getattr(recipe.learned, "label_names", names) is not None:
+        return recipe
+    return recipe.with_(**{recipe.learned_section: {"label_names": list(names)}})
 
 
 def answers_of(scores: Scores, comparison: Comparison) -> list[dict]:

@@ -29,7 +29,7 @@ class MetricRow:
     compares: what stands in predictions and references. "classes", "numbers", "texts"; "probabilities": those of all
     classes, and the right class; "label_sets": 0 or 1 for each class; "tags": a list for each sentence, one for each
     word; "answers": a text, and the list of right texts; "rewards": those of the chosen answers, and those of the
-    rejected ones. "pairs": the objective counts them (Objective.loss_parts); "tokens", "pixels": it is computed from
+    rejected ones. "pairs": the objective counts them (Learns.loss_parts); "tokens", "pixels": it is computed from
     summed losses. also: other values that it can compare.
     load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
     computes the metric from the TokenLosses of objectives/perplexity.py; None where a pass over the rows does not give
@@ -78,7 +78,7 @@ def wilson(share: float, number: int, z: float = 1.96) -> tuple[float, float]:
 
 
 # What a metric compares -> its module in this package, where the module has another name.
-MODULES = {"label_sets": "classes", "probabilities": "numbers", "rewards": "numbers"}
+MODULES = {"answers": "right_answers", "label_sets": "classes", "probabilities": "numbers", "rewards": "numbers"}
 
 
 def _built_in(name: str, compares: str, cls: str, description: str, variant: str | None = None, **flags) -> None:

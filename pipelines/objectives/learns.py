@@ -35,6 +35,10 @@ class Learns:
         """The loss of the model's outputs; None: the model computes its own."""
         return None
 
+    def training_loss(self) -> "OwnLoss | None":
+        """The loss that is trained: that of a teacher's lesson, which learns the labels, too, else `loss`."""
+        return self.data.lesson or self.loss()
+
     def logits_of(self) -> Callable[[Any], Any] | None:
         """A function from a model's outputs to logits (..., C) for labels (...); None: they are `outputs.logits`."""
         return None

@@ -12,7 +12,7 @@ from ..lazy import torch
 
 
 class OwnLoss(ABC):
-    """What Objective.loss returns. A batch is a dict of model inputs and `labels`; labels of -100 are not counted.
+    """What Learns.loss returns. A batch is a dict of model inputs and `labels`; labels of -100 are not counted.
 
     outputs: those of the model, which gets the batch without the keys in `beside`.
     """
@@ -40,7 +40,7 @@ class OwnLoss(ABC):
         """
 
     def logits(self, outputs, batch: dict) -> "torch.Tensor":
-        """(B, ...): what the objective's scorer takes as predictions."""
+        """(B, ...): what Scores.predictions takes."""
         return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
 
 

@@ -1,14 +1,11 @@
 """Conversations as people keep them, read into the messages that chat templates take: keys, marks, tools, JSON."""
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..data.account import Account
 from ..data.cells import kind_of
 from ..errors import UserError
-
-if TYPE_CHECKING:
-    from .chats import ChatSettings
 
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
@@ -206,7 +203,7 @@ def joined(prompt: Messages, answer: Messages, where: str) -> tuple[Messages, in
 class Conversations:
     """One reading of examples. account: counts what of the data is in no conversation."""
 
-    def __init__(self, settings: "ChatSettings", account: Account):
+    def __init__(self, settings: Any, account: Account):
         self.settings, self.account = settings, account
 
     def prompt(self, place: str, row: dict) -> Messages:

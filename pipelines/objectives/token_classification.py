@@ -102,8 +102,7 @@ class ReadsTags(ReadsExamples):
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> TagLabels:
         of_column = self.settings.tags_field, self._label_setting, sources, cache
-        how = {"classes_in": self._tags_in, "learned": self._learned, "kind": TagLabels}
-        labels = find_classes(self, *of_column, **how)
+        labels = find_classes(self, *of_column, classes_in=self._tags_in, learned=self._learned, kind=TagLabels)
         return replace(labels, scheme=self._scheme(labels.classes.names))
 
     @property

@@ -11,7 +11,7 @@ SPLITS = ("test", "validation")
 
 
 def classes_of(log: RunLog) -> list[dict[str, Any]]:
-    """The reports of a finished run's splits, the test split first: those of Objective.class_report, "split" and, if
+    """The reports of a finished run's splits, the test split first: those of Scores.class_report, "split" and, if
     classes are confused, "picture" (`picture_of`). Empty where there is no report, or none that can be read."""
     file = log.folder / CLASSES_FILE
     if not log.is_finished or not log.run.get("metrics") or not file.is_file():  # without: of another model

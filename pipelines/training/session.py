@@ -205,7 +205,6 @@ class Session:
             validation_metrics=measures,
             learns=data.learns(),
             scores=scores,
-            lesson=self.data.lesson,
         )
         for tracker in trainer.trackers:
             tracker.recipe = without_signatures(recipe.to_dict())

@@ -21,7 +21,6 @@ from ..data.sample_ids import evaluation_batches, training_rows
 from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
 from ..objectives.learns import Learns
-from ..objectives.losses import OwnLoss
 from ..objectives.scores import Scores
 from ..positions import counts_from_padding
 from ..recipes.optimizer_rows import own_optimizer
@@ -78,9 +77,10 @@ class AnyformerTrainer(Trainer):
     Args:
         run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         adjust: function (optimizer, model) that changes the learning rates of a new optimizer's groups; None: nothing.
-        learns: the loss (objectives/learns.py); None: the model's own, whose labels are aligned with the inputs.
+        learns: the loss (objectives/learns.py); None: the model's own.
+        shifts_labels: without `learns`, whether labels are aligned with the inputs, so that the first of a row never
+            counts.
         scores: what evaluation measures beside the loss (objectives/scores.py); None: only the loss is measured.
-        lesson: the loss that also learns a teacher's answers, in place of that of `learns`; None: there is no teacher.
         patience: training ends after this many validations without a better `args.metric_for_best_model`; None: never.
         shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
         validation_metrics: what validations measure besides the loss (validation_metrics.py); None: nothing.
@@ -98,8 +98,8 @@ class AnyformerTrainer(Trainer):
         run_identity: str = "{}",
         adjust: Callable | None = None,
         learns: Learns | None = None,
+        shifts_labels: bool = True,
         scores: Scores | None = None,
-        lesson: OwnLoss | None = None,
         patience: int | None = None,
         validation_metrics=None,
         shares=None,
@@ -112,9 +112,10 @@ class AnyformerTrainer(Trainer):
         section = section or TrainingSection(stall_minutes=None, router_warning=None)
         self.engine = engine or OneProcess(section)
         self.validation_metrics, self.scores, self.scored = validation_metrics, scores, None
-        self.own_loss = lesson if learns is None else lesson or learns.loss()
+        self.own_loss = None if learns is None else learns.training_loss()
         self.logits_of = None if learns is None else learns.logits_of()
-        self.own_optimizer, self.shifts_labels = own_optimizer(section), learns is None or learns.shifts_labels
+        self.own_optimizer = own_optimizer(section)
+        self.shifts_labels = shifts_labels if learns is None else learns.shifts_labels
         self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
         self.rows = kwargs["train_dataset"] = training_rows(kwargs.get("train_dataset") or ())
         self.bare_rows = self.rows.rows

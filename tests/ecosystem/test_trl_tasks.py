@@ -108,12 +108,13 @@ def test_preference_has_log_probabilities_loss_and_rewards_of_the_dpo_trainer(tm
         for parameter in policy.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
     batch = data.collator([rows[number] for number in range(len(rows))])
-    own = data.objective.loss()
+    own = data.learns().loss()
     with torch.no_grad():
         outputs = policy(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         rewards = own.logits(outputs, batch)
         loss = (own.total(outputs, batch) / own.weight(batch)).item()
-    measured = data.objective.compute_metrics(data.objective.predictions(rewards, batch["labels"]).numpy())
+    scores = data.scores()
+    measured = scores.scored(scores.predictions(rewards, batch["labels"]).numpy()).values
 
     pairs = []
     for number, asked in enumerate(rows.texts("prompt")):

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 from anyformer.pipelines import plugins
+from anyformer.pipelines.objectives.causal import Causal
+from anyformer.pipelines.objectives.data import Data
+from anyformer.pipelines.one_class import PARTS, with_parts
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, SCHEDULES, SOURCES
 from anyformer.pipelines.storage.plugin_code import _with_siblings
 from local_hub import run_without_anyformer
@@ -51,9 +54,13 @@ def test_the_documentation_has_an_example_of_each_kind_as_short_as_it_promises()
         assert len([line for line in source.splitlines() if line.strip()]) <= LIMITS[kind], kind
 
 
-def test_contributing_shows_the_same_metric():
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    assert re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S) == [examples()["metric"]]
+def test_the_methods_that_the_documentation_gives_to_a_part_are_its_own():
+    text = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    of_parts = dict(re.findall(r"^\| `(\w+)` \| [^|]+ \|([^|]*)\|$", text, re.M))
+    assert tuple(of_parts) == PARTS
+    for kind, names in of_parts.items():
+        part = getattr(OBJECTIVES["translation"], kind)
+        assert [name for name in re.findall(r"`(\w+)`", names) if not callable(getattr(part, name, None))] == []
 
 
 def recipe_file(folder: Path, **sections) -> Path:
@@ -69,16 +76,21 @@ def recipe_file(folder: Path, **sections) -> Path:
 
 
 def watched(cls: type, monkeypatch) -> set[str]:
-    """The names of the methods that a class defines; each is taken out of the set when it is called."""
+    """The names of the methods that a class defines; each is taken out of the set when it is called.
+
+    Those of an objective are called on its parts where they belong to one.
+    """
     waiting = {name for name, thing in vars(cls).items() if inspect.isfunction(thing) and name != "__init__"}
+    parts = [getattr(cls, kind, cls) for kind in PARTS]
     for name in list(waiting):
-        method = vars(cls)[name]
+        owner = next((part for part in parts if name in vars(part)), cls)
+        method = vars(owner)[name]
 
         def call(self, *args, _name=name, _method=method, **kwargs):
             waiting.discard(_name)
             return _method(self, *args, **kwargs)
 
-        monkeypatch.setattr(cls, name, call)
+        monkeypatch.setattr(owner, name, call)
     return waiting
 
 
@@ -105,6 +117,91 @@ def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, c
     result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
     assert result["metrics"]["loss"] == pytest.approx(run["metrics"]["validation_loss"], rel=1e-5)
     assert uncalled == [set(), set()]
+
+
+def test_the_objective_of_contributing_trains_previews_and_evaluates(files, tmp_path, command, capsys, monkeypatch):
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (source,) = re.findall(r"^```python\n(.*?)^```", text, flags=re.M | re.S)
+    assert len(source.splitlines()) <= 66 and len([line for line in source.splitlines() if line.strip()]) <= 50
+    plugin = tmp_path / "replaced_tokens.py"
+    plugin.write_text(source)
+    (tmp_path / "text.txt").write_text("".join(f"the dog number {i} runs very far away\n" for i in range(200)))
+    recipe = recipe_file(
+        tmp_path,
+        model={"family": "encoder", **TINY},
+        tokenizer={"type": "char"},
+        data={"files": str(tmp_path / "text.txt"), "validation_fraction": 0.1},
+        objective={"name": "replaced_tokens", "sequence_length": 32, "replaced": 0.5},
+    )
+    named = ["--plugin", plugin]
+    assert command(*named, "list", "replaced_tokens") == 0
+    row = OBJECTIVES["replaced_tokens"]
+    uncalled = [watched(cls, monkeypatch) for cls in (row.Reads, row.Learns, row.Scores)]
+    assert command("preview", recipe, "--rows", "1", *named) == 0
+    assert command("train", recipe, *named) == 0
+    assert "nothing calls" not in capsys.readouterr().err
+    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:8]]
+    assert losses[-1] < losses[0] - 0.05 and run["metrics"]["validation_f1"] > 0.5
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["id2label"] == {"0": "kept", "1": "replaced"}
+    assert command("evaluate", tmp_path / "run", recipe, *named) == 0
+    result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
+    assert result["metrics"]["f1"] == pytest.approx(run["metrics"]["validation_f1"])
+    assert uncalled == [set(), set(), set()]
+
+
+class OneClass(Causal):
+    """A row, and what belongs to its parts."""
+
+    name = "one_class"
+    head = "AutoModelForMaskedLM"
+    MARK = "my_"
+
+    def asked_columns(self, there, *, mark=MARK):
+        return self.marked(super().asked_columns(there), mark)
+
+    def config_fields(self):
+        return super().config_fields() | {"read_by": self.tokenizer}
+
+    def collator(self, packed):
+        return self.tokenizer, packed
+
+    def describe(self, data, rows):
+        return f"{rows} of {data.tokenizer}"
+
+    def marked(self, named, mark):
+        return {mark + name: column for name, column in named.items()}
+
+    @classmethod
+    def summary(cls):
+        return f"{super().summary()}, {cls.name}"
+
+
+class Derived(OneClass):
+    """A row that derives from a plug-in's."""
+
+    name = "derived"
+
+    def asked_columns(self, there):
+        return self.marked(super().asked_columns(there), "your_")
+
+
+def test_methods_of_parts_that_stand_in_the_row_belong_to_the_parts():
+    for cls in (OneClass, Derived):
+        with_parts(cls)
+    row = OneClass(load_recipe("quickstart"))
+    data = Data(row, OneClass.Reads(row), processor="a tokenizer")
+    assert data.reads.asked_columns(()) == {
+        "my_text_field": "text"
+    }  # super() is that of Reads; its own helper is there
+    assert data.reads.collator(data, True) == ("a tokenizer", True)  # without the data, its tokenizer is on self
+    assert not hasattr(data.reads, "tokenizer")  # also not afterwards
+    assert data.reads.describe(data, "rows") == "rows of a tokenizer"
+    assert data.learns().config_fields() == {"read_by": "a tokenizer"}
+    assert data.answers().head == "AutoModelForMaskedLM"
+    assert OneClass.summary() == "A row, and what belongs to its parts, one_class"  # what the row has stays there
+    assert OneClass.Scores is Causal.Scores and Causal.Answers.head == "AutoModelForCausalLM"
+    assert Derived.Reads(row).asked_columns(()) == {"your_my_text_field": "text"}
 
 
 def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys, monkeypatch):

@@ -93,8 +93,9 @@ class Stages(Mesh):
         """Nothing to check: `share` has split the model, or raised an error."""
 
     def check_losses(self, trainer) -> None:
+        measures = trainer.scores is not None and trainer.scores.reads_logits
         has_parts = trainer.parts.told_apart_by is not None or trainer.part_losses is not None
-        if has_parts or trainer.model_loss.function is not None or trainer.scorer is not None:
+        if has_parts or measures or trainer.model_loss.function is not None:
             raise UserError(
                 f"{FIELD}={words_of(self.parallelism)} trains the loss of a causal model alone, without metrics of its "
                 f"answers and parts of its data; set pp to 1"

@@ -356,7 +356,7 @@ def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
 ):
     clock = itertools.count(2e9, -1000)
     monkeypatch.setattr("time.time", lambda: next(clock))
-    monkeypatch.setattr(finish, "look_at_finished", lambda *_: ({"validation_pearson": float("nan")}, []))
+    monkeypatch.setattr(finish, "look_at_finished", lambda *_: ({"validation_pearson": float("nan")}, {}, []))
     for _ in range(2):  # the second prints the result again
         assert command("train", short_recipe) == 0
         assert "validation pearson │ no number" in " ".join(capsys.readouterr().out.split())
@@ -435,7 +435,7 @@ def test_a_final_loss_that_is_no_number_does_not_end_as_finished(short_recipe, c
     from anyformer.pipelines.training.losses.evaluation_sums import EvaluationSums
 
     infinite = {"loss": float("inf"), "nll": float("inf"), "predictions": 1}
-    monkeypatch.setattr(EvaluationSums, "metrics", lambda *_: infinite)
+    monkeypatch.setattr(EvaluationSums, "metrics", lambda *_: (infinite, None))
     assert command("train", short_recipe) == 2
     assert "validation_loss of the final model is inf, so the run in" in capsys.readouterr().err
     run = tmp_path / "run"
