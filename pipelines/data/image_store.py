@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 
 from ..errors import UserError
 from .account import Account
-from .account_words import unusual
 from .cells import kind_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
@@ -38,7 +37,6 @@ class ImageStore(MappedStore, Rows, Dataset):
 
     def _open(self, meta: dict[str, Any]) -> None:
         self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
-        self.notes = unusual(self.account)
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 

@@ -25,7 +25,7 @@ class WithReference(Rows, Dataset):
     def __init__(self, rows, numbers: np.ndarray, key: str):
         self.rows, self.numbers = rows, numbers
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.row_lengths, self.account, self.notes = rows.row_lengths, rows.account, rows.notes
+        self.row_lengths, self.account = rows.row_lengths, rows.account
 
     @classmethod
     def cached(cls, rows, cache: Path, key: str, compute: Callable[[], np.ndarray]) -> "WithReference":

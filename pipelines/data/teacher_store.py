@@ -55,8 +55,7 @@ class WithTopTokens(Rows, Dataset):
     def __init__(self, rows: Rows, shards: list[TeacherShard], each: int, key: str):
         self.rows, self.shards, self.each = rows, shards, each
         self.fingerprint, self.name, self.facts = sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.is_packed, self.stores = rows.is_packed, rows.stores
-        self.account, self.notes = rows.account, rows.notes
+        self.is_packed, self.stores, self.account = rows.is_packed, rows.stores, rows.account
         self.sequence_length = rows.sequence_length
 
     @classmethod

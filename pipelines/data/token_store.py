@@ -10,7 +10,6 @@ import numpy as np
 from ..errors import UserError
 from ..lazy import transformers
 from .account import READ_AS, Account
-from .account_words import unusual
 from .mapped_store import META, MappedStore
 
 _PIECE = 2**17  # offsets, or bytes, that are read at once
@@ -36,7 +35,6 @@ class TokenStore(MappedStore):
         self.num_bytes: int = meta["num_bytes"]
         self.num_words: int = meta["num_words"]
         self.account = Account.from_json(meta["account"])
-        self.notes = unusual(self.account)
         self.control_tokens = {key.name: entry.number for key, entry in self.account.entries(READ_AS, "control token")}
         # A file without bytes cannot be mapped.
         empty = np.empty(0, dtype=meta["dtype"])
