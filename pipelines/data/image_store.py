@@ -30,7 +30,7 @@ class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
-    none were read. pixels: memory map (N, C, H, W). account: of the images. notes: its sentences for people.
+    none were read. pixels: memory map (N, C, H, W). account: of the images.
     """
 
     kind = "images"

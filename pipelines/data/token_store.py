@@ -24,7 +24,7 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
     WikiText's convention, which word-level perplexity divides by.
-    account: of the documents. notes: its sentences for people.
+    account: of the documents.
     """
 
     kind = "tokens"
