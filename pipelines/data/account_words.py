@@ -2,13 +2,10 @@
 
 from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from ..words import counted
 from .account import LEFT_OUT, NOTED, OTHERS, READ_AS, UNUSED, USED, Account, Entry, Key
-
-if TYPE_CHECKING:
-    from .rows import Rows
 
 SHOWN = 12  # names in a line
 Item = tuple[Key, Entry]
@@ -69,7 +66,7 @@ def lines(account: Account) -> list[str]:
     return [*told, *_said(others)]
 
 
-def came_in(rows: "Mapping[str, Rows]") -> list[tuple[str, str]]:
+def came_in(rows: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(a split, lines) for what came in for its rows that is not among their notes."""
     told = {split: [line for line in lines(one.account) if line not in one.notes] for split, one in rows.items()}
     return [(f"{split}, what came in", "\n".join(said)) for split, said in told.items() if said]

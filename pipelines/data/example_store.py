@@ -18,7 +18,6 @@ from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens
 from ..words import working
 from .account import Account
-from .account_words import unusual
 from .examples import Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows, evenly_spread
@@ -35,7 +34,6 @@ class EncodedExamples(MappedStore, Rows, Dataset):
 
     def _open(self, meta: dict[str, Any]) -> None:
         self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
-        self.notes = unusual(self.account)
         self._table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / ARROW))).read_all()
         numbers = [field.name for field in self._table.schema if not pyarrow.types.is_string(field.type)]
         self._columns = {name: self._table[name] for name in numbers}

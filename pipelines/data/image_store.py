@@ -13,7 +13,6 @@ from torch.utils.data import Dataset
 
 from ..errors import UserError
 from .account import Account
-from .account_words import unusual
 from .cells import kind_of
 from .examples import Examples
 from .mapped_store import META, MappedStore
@@ -31,14 +30,13 @@ class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
-    none were read. pixels: memory map (N, C, H, W). account: of the images. notes: its sentences for people.
+    none were read. pixels: memory map (N, C, H, W). account: of the images.
     """
 
     kind = "images"
 
     def _open(self, meta: dict[str, Any]) -> None:
         self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
-        self.notes = unusual(self.account)
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 

@@ -34,7 +34,6 @@ class MixedStream(Streamed):
         self.fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
         self.is_packed = any(rows.is_packed for rows in parts.values())
         self.account = sum((rows.account for rows in parts.values()), Account())
-        self.notes = [f"{label}: {note}" for label, rows in parts.items() for note in rows.notes]
         self.num_places = sum(rows.num_places for rows in parts.values())
 
     def report(self) -> dict:

@@ -42,7 +42,6 @@ class OrderedRows(Rows):
         self.name = " + ".join(dict.fromkeys(rows.name for rows in sources.values()))
         self.is_packed = any(rows.is_packed for rows in sources.values())
         self.account = sum((rows.account for rows in self.parts.values()), Account())
-        self.notes = [f"{name}: {note}" for name, rows in self.parts.items() for note in rows.notes]
         self.sequence_length = getattr(next(iter(sources.values())), "sequence_length", None)
 
     def __len__(self) -> int:
@@ -166,11 +165,11 @@ def mixed(
 
 
 def joined(parts: Sequence[Rows]) -> OrderedRows:
-    """The rows of several sources one after the other, as if they were of the first: facts and notes are its own."""
+    """The rows of several sources one after the other, as if they were of the first: facts and account are its own."""
     sources = {str(number): rows for number, rows in enumerate(parts)}
     rows = in_turn(sources, {name: len(part) for name, part in sources.items()}, parts={})
     rows.fingerprint = sha([part.fingerprint for part in parts])
-    rows.name, rows.facts, rows.notes = parts[0].name, parts[0].facts, parts[0].notes
+    rows.name, rows.facts, rows.account = parts[0].name, parts[0].facts, Account(parts[0].account.entries())
     return rows
 
 

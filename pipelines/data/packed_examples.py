@@ -54,7 +54,7 @@ class PackedExamples(Rows, Dataset):
         self._lengths = examples.row_lengths // 2  # of input_ids and labels together
         self._rows = best_fit(self._lengths, length)
         self.fingerprint = sha([examples.fingerprint, length, "whole examples"])
-        self.name, self.account, self.notes = examples.name, examples.account, examples.notes
+        self.name, self.account = examples.name, examples.account
         self.is_packed = any(len(members) > 1 for members in self._rows)
         filled = int(self._lengths.sum()) / (len(self._rows) * length)
         self.facts = examples.facts | {"rows": len(self._rows), "fill_rate": round(filled, 6)}

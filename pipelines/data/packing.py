@@ -132,7 +132,7 @@ class PackedDataset(Rows, Dataset):
             raise too_short(store.name, sequence_length, store.num_tokens)
         layout = {0: ["slices"], 1: []}.get(self.overlap, [f"overlap {self.overlap}"])
         self.fingerprint = sha([store.fingerprint, sequence_length, tail, *layout])
-        self.name, self.account, self.notes = store.name, store.account, store.notes
+        self.name, self.account = store.name, store.account
 
     def __len__(self) -> int:
         return self._rows

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import UserError
 from ..lazy import np, torch
 from .account import Account
+from .account_words import unusual
 from .batch_keys import EPOCH, ROW_IDS
 
 BEGINNING = {"pass": 0}  # the position in rows that are read pass after pass
@@ -27,7 +28,7 @@ class Rows:
     fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
-    account: of what came in for them. notes: sentences a user should read, the account's among them. parts: name -> the
+    account: of what came in for them. parts: name -> the
     rows that these are made of, if any: `place(number)` then begins with the name. stores: the TokenStores of plain
     text.
 
@@ -41,15 +42,20 @@ class Rows:
     row_lengths = None
     is_packed = False
     account = Account()
-    notes: tuple[str, ...] | list[str] = ()
     parts: Mapping[str, "Rows"] = MappingProxyType({})
     stores: Sequence[Any] = ()
     num_places = 1  # of which a position in the rows consists, where they are streamed from several files
 
     def report(self) -> dict[str, Any]:
         """What run.json holds of the split: its identity, facts, account and notes."""
-        told = {"account": self.account.to_json(), "notes": list(self.notes)}
+        told = {"account": self.account.to_json(), "notes": self.notes}
         return {"fingerprint": self.fingerprint} | self.facts | {name: of for name, of in told.items() if of}
+
+    @property
+    def notes(self) -> list[str]:
+        """Sentences about the account that a user should read, those of parts with their names."""
+        of_parts = [f"{name}: {note}" for name, rows in self.parts.items() for note in rows.notes]
+        return of_parts if self.parts else unusual(self.account)
 
     @property
     def identity(self) -> str:

@@ -53,7 +53,7 @@ class SentencePairRows(Rows, Dataset):
 
     def __init__(self, store: TokenStore, marks: WordMarks, length: int, kind: Kind):
         self.store, self.marks, self.length, self.kind = store, marks, length, kind
-        self.name, self.account, self.notes = store.name, store.account, store.notes
+        self.name, self.account = store.name, store.account
         self.offsets = np.unique(store.offsets)  # without documents that have no tokens
         starts = np.union1d(self.offsets[:-1], marks.sentence_starts(store.tokens))
         self.starts = cut_long(starts, int(self.offsets[-1]), store.tokens, marks, length)

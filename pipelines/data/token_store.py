@@ -10,7 +10,6 @@ import numpy as np
 from ..errors import UserError
 from ..lazy import transformers
 from .account import READ_AS, Account
-from .account_words import unusual
 from .mapped_store import META, MappedStore
 
 _PIECE = 2**17  # offsets, or bytes, that are read at once
@@ -25,7 +24,7 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
     WikiText's convention, which word-level perplexity divides by.
-    account: of the documents. notes: its sentences for people.
+    account: of the documents.
     """
 
     kind = "tokens"
@@ -36,7 +35,6 @@ class TokenStore(MappedStore):
         self.num_bytes: int = meta["num_bytes"]
         self.num_words: int = meta["num_words"]
         self.account = Account.from_json(meta["account"])
-        self.notes = unusual(self.account)
         self.control_tokens = {key.name: entry.number for key, entry in self.account.entries(READ_AS, "control token")}
         # A file without bytes cannot be mapped.
         empty = np.empty(0, dtype=meta["dtype"])

@@ -222,7 +222,7 @@ def with_class_notes(objective: Objective, rows: dict) -> dict:
     has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
     for split, one in rows.items():
         counts = one.facts.get("classes") or {}
-        one.notes = [*one.notes, *class_notes(split, counts, not data.by_class and not has_own.get(split))]
+        one.account.note(*class_notes(split, counts, not data.by_class and not has_own.get(split)))
     return rows
 
 

@@ -128,7 +128,7 @@ class StoredImages(Rows):
     def __init__(self, store):
         self.store = store
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
-        self.account, self.notes = store.account, store.notes
+        self.account = store.account
 
     def __len__(self) -> int:
         return len(self.store)

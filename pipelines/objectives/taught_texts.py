@@ -91,7 +91,7 @@ class TaughtTexts(Teaching):
         if further is not None:
             more = self.reads.rows(data, further, further.split, cache, labelled=False)
             train, asked_sources = joined([train, more]), [*asked_sources, further]
-            train.notes = [*train.notes, f"{counted(len(more), 'text')} without a label: {more.name}"]
+            train.account.note(f"{counted(len(more), 'text')} without a label: {more.name}")
         identity = sha([self.objective.taught, self.teacher.identity, *self._how_answered()])
         texts = (self._asked(data, row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]

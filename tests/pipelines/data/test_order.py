@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.data.batch_keys import EPOCH, PLACE, POSITION, ROW_IDS, row_ids
 from anyformer.pipelines.data.cursor import Cursor, decoded
 from anyformer.pipelines.data.length_batching import LengthGroupedSampler
@@ -39,13 +40,17 @@ class Numbers(Rows, Dataset):
     """Rows that say the name of their store and their number in it."""
 
     def __init__(self, name: str, size: int, lengths=None):
-        self.size, self.fingerprint, self.name, self.notes = size, f"{size} of {name}", name, [f"a note on {name}"]
+        self.size, self.fingerprint, self.name, self.account = size, f"{size} of {name}", name, Account()
+        self.account.note(f"a note on {name}")
         self.facts = dict.fromkeys(("rows", "documents"), size) | {
             "tokens": 11 * size,
             "bytes": 40 * size,
             "words": size,
         }
         self.row_lengths = lengths
+
+    def report(self):
+        return {name: of for name, of in super().report().items() if name != "account"}
 
     def __len__(self):
         return self.size
