@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UnknownName, UserError, did_you_mean
-from .one_class import PARTS, with_parts
 from .words import say
 
 VARIABLE = "ANYFORMER_PLUGINS"
@@ -131,6 +130,8 @@ def register_objective(cls: Any) -> Any:
     """
     print_uncalled(cls)
     if not cls.__module__.startswith("anyformer."):
+        from .one_class import with_parts
+
         with_parts(cls)
     OBJECTIVES.add(cls.name, cls)
     return cls
@@ -141,6 +142,8 @@ def print_uncalled(cls: type) -> None:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or cls.__module__.startswith("anyformer."):
         return
+    from .one_class import PARTS
+
     parts = (getattr(cls, kind, None) for kind in PARTS)  # of an objective
     source, bases = Path(file).read_text(encoding="utf-8"), [*cls.__mro__[1:], *parts]
     known = {name for base in bases for name in dir(base)}
