@@ -147,7 +147,6 @@ def print_uncalled(cls: type) -> None:
     parts = (getattr(cls, kind, None) for kind in PARTS)  # of an objective
     source, bases = Path(file).read_text(encoding="utf-8"), [*cls.__mro__[1:], *parts]
     known = {name for base in bases for name in dir(base)}
-    known |= {"further_tokens", "sample_title"}  # which flat_attributes.py moves
     for name in sorted(vars(cls).keys() - known):
         if callable(vars(cls)[name]) and name[0] != "_" and len(re.findall(rf"\b{name}\b", source)) == 1:
             near = difflib.get_close_matches(name, known, n=1)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from anyformer.modeling.families import Family
 
-from ..data.batch_keys import EPOCH, ROW_IDS
 from ..errors import loading
 from ..recipes.introspection import family_row
 from ..recipes.schema import Recipe
@@ -110,8 +109,3 @@ class Data:
 def is_packed(data: Data) -> bool:
     """Whether any row may hold more than one document."""
     return any(rows.is_packed for rows in (*data.rows.values(), *(rows for *_, rows in data.stages)))
-
-
-def collated(data: Data, rows: "Rows", number: int, row: dict) -> dict:
-    """A batch of this row alone, as training sees it in its first epoch."""
-    return data.reads.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])

@@ -9,7 +9,7 @@ from anyformer.modeling.families import FAMILIES
 from ..data.rows import Rows, packed_row
 from ..errors import UserError
 from ..positions import position_tables
-from .data import Data, collated
+from .data import Data
 
 PROBED_TOKENS = 8  # of each of two documents
 TOLERANCE, HALF_TOLERANCE = 1e-3, 3e-2  # relative to the largest logit: rounding in fp32 and in half precision
@@ -38,7 +38,7 @@ def check_documents_apart(model, name: str, data: Data, splits: Iterable[Rows], 
 
 def names_sent(data: Data, splits: Iterable[Rows]) -> Collection[str]:
     """Names of the inputs that the data's collator makes of a packed row."""
-    return collated(data, *packed_row(splits)).keys()
+    return data.reads.collated(data, *packed_row(splits)).keys()
 
 
 def begin_behind_padding(model) -> None:

@@ -19,7 +19,7 @@ from .class_labels import (
     with_class_notes,
 )
 from .class_scores import ClassScores, Judged
-from .data import Data, collated
+from .data import Data
 from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value
@@ -118,7 +118,7 @@ class ReadsClassedImages(ReadsImages):
         )
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
-        batch, names = collated(data, rows, number, row), data.labels.names
+        batch, names = self.collated(data, rows, number, row), data.labels.names
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
         console.print(image_text(batch["pixel_values"][0]))
         console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)

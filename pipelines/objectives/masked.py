@@ -6,7 +6,7 @@ from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
 from .base import FamiliesWith, Objective, Planned
-from .data import Data, collated
+from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
 from .masking import (
     HIDDEN,
@@ -48,7 +48,7 @@ class ReadsMasked(ReadsText):
 
     def show(self, console, data, rows, number, row):
         title, documents = f"row {number}: {len(row['input_ids'])} tokens", rows.documents(number, row)
-        show_hidden(console, data.tokenizer, title, row, collated(data, rows, number, row), documents)
+        show_hidden(console, data.tokenizer, title, row, self.collated(data, rows, number, row), documents)
 
 
 class LearnsMasked(LearnsText):

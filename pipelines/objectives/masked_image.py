@@ -10,7 +10,7 @@ from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..words import counted
-from .data import Data, collated
+from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .row_words import Words
 from .showing import image_text
@@ -63,7 +63,7 @@ class ReadsPatches(ReadsImages):
         )
 
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
-        batch = collated(data, rows, number, row)
+        batch = self.collated(data, rows, number, row)
         pixels, masked = batch["pixel_values"][0], batch["bool_masked_pos"][0]
         console.rule(f"row {number}: {int(masked.sum())} of {len(masked)} patches hidden", align="left")
         size = self.facts.config.patch_size

@@ -7,7 +7,7 @@ from ..lazy import torch
 from ..plugins import register_objective
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
-from .data import Data, collated
+from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
 from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
@@ -32,7 +32,7 @@ class ReadsPrefixes(ReadsText):
         return PrefixCollator(packed, self.seed)
 
     def show(self, console, data, rows, number, row):
-        row = row | {"labels": collated(data, rows, number, row)["labels"][0]}
+        row = row | {"labels": self.collated(data, rows, number, row)["labels"][0]}
         show_packed(console, data.tokenizer, number, row, rows.documents(number, row))
 
 

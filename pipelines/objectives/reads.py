@@ -63,6 +63,12 @@ class Reads(ABC):
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         """The function from rows to a batch. packed: whether some rows hold several documents."""
 
+    def collated(self, data: Data, rows: "Rows", number: int, row: dict) -> dict:
+        """A batch of this row alone, as training sees it in its first epoch."""
+        from ..data.batch_keys import EPOCH, ROW_IDS
+
+        return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
+
     def prepare_share(
         self, data: Data, source: Any, split: str, cache: Path, share: "Share", progress: bool = False
     ) -> int:

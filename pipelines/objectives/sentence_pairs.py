@@ -15,7 +15,7 @@ from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
 from .base import Planned
-from .data import Data, collated
+from .data import Data
 from .masking import (
     HIDDEN,
     WORDS,
@@ -81,7 +81,7 @@ class ReadsPairs(ReadsText):
         )
 
     def show(self, console, data, rows, number, row):
-        rows, batch = row["rows"], collated(data, rows, number, row)
+        rows, batch = row["rows"], self.collated(data, rows, number, row)
         pair = self.collator(data, False).pair_of({"row_ids": number, "epoch": 0} | row)
         labels = batch["labels"][0]
         true = torch.where(labels < 0, batch["input_ids"][0], labels)

@@ -7,7 +7,6 @@ from io import BytesIO
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..lazy import rich_text, torch
-from .data import collated
 
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
@@ -183,7 +182,7 @@ def shares_text(label, names: list[str]) -> str:
 
 def show_source_and_target(console, data, rows, number: int, row: dict) -> None:
     """Print a row of an encoder-decoder: what is read and what has to be written."""
-    batch, documents = collated(data, rows, number, row), rows.documents(number, row)
+    batch, documents = data.reads.collated(data, rows, number, row), rows.documents(number, row)
     source, target = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     title = f"row {number}: {len(source)} source tokens, {len(target)} target tokens"
     if documents:

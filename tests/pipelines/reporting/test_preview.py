@@ -4,7 +4,6 @@ import json
 import re
 
 import pytest
-from anyformer.pipelines.objectives.data import collated
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.showing import DOCUMENT_COLORS, masked_text, row_text, visible
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -50,7 +49,7 @@ def test_a_masked_row_shows_the_text_as_it_was_and_what_the_model_sees_in_its_pl
     changes = {"masked": 0, "replaced": 0, "kept": 0}
     for number in range(20):
         row = rows[number]
-        batch = collated(data, rows, number, row)
+        batch = data.reads.collated(data, rows, number, row)
         text = masked_text(row, batch, rows.documents(number), data.tokenizer).plain.replace("│", "")
         marked = re.findall("⟦(.*?)⟧", text, flags=re.DOTALL)
         predicted = batch["labels"][0] != -100
