@@ -24,7 +24,7 @@ class WithMore(Rows, Dataset):
 
     def __init__(self, rows, key: str):
         self.rows, self.fingerprint, self.name, self.facts = rows, sha([rows.fingerprint, key]), rows.name, rows.facts
-        self.account, self.notes = rows.account, rows.notes
+        self.account = rows.account
 
     def __len__(self) -> int:
         return len(self.rows)

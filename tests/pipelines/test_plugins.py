@@ -173,8 +173,8 @@ class OneClass(Causal):
         return {mark + name: column for name, column in named.items()}
 
     @classmethod
-    def summary(cls):
-        return f"{super().summary()}, {cls.name}"
+    def metric_names(cls):
+        return [*super().metric_names(), cls.name]
 
 
 class Derived(OneClass):
@@ -199,7 +199,7 @@ def test_methods_of_parts_that_stand_in_the_row_belong_to_the_parts():
     assert data.reads.describe(data, "rows") == "rows of a tokenizer"
     assert data.learns().config_fields() == {"read_by": "a tokenizer"}
     assert data.answers().head == "AutoModelForMaskedLM"
-    assert OneClass.summary() == "A row, and what belongs to its parts, one_class"  # what the row has stays there
+    assert OneClass.metric_names() == [*Causal.metric_names(), "one_class"]  # what the row has stays there
     assert OneClass.Scores is Causal.Scores and Causal.Answers.head == "AutoModelForCausalLM"
     assert Derived.Reads(row).asked_columns(()) == {"your_my_text_field": "text"}
 

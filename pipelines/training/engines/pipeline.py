@@ -93,7 +93,7 @@ class Stages(Mesh):
         """Nothing to check: `share` has split the model, or raised an error."""
 
     def check_losses(self, trainer) -> None:
-        measures = trainer.scores is not None and trainer.scores.reads_logits
+        measures = trainer.scores is not None and bool(trainer.scores.predicts)
         has_parts = trainer.parts.told_apart_by is not None or trainer.part_losses is not None
         if has_parts or measures or trainer.model_loss.function is not None:
             raise UserError(
