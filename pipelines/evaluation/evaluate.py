@@ -142,8 +142,8 @@ def splits_to_measure(objective: Objective, split: str, metrics: Sequence[str]) 
     A stream is not read for a metric.
     """
     of_metric = any(METRICS[name].needs_train for name in metrics) and not objective.recipe.data.streaming
-    balanced = getattr(objective.settings, "class_weights", None) == "balanced"
-    return [split, "train"] if of_metric or (balanced and split != "train") else [split]
+    of_loss = objective.settings.weighs_by_train and split != "train"
+    return [split, "train"] if of_metric or of_loss else [split]
 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:

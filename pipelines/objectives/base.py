@@ -17,15 +17,15 @@ from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
 from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
 from ..recipes.introspection import family_names, family_row
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
 from ..recipes.types import default_of, show
 from .answers import Answers
 from .data import ModelFacts
 from .learns import Learns
 from .reads import Reads
-from .row_words import Words
 from .scores import Scores
-from .tokens import Tokens
+from .tokens import Tokens, check_tokenizer
 
 if TYPE_CHECKING:
     from .teachers import Teaching
@@ -161,6 +161,10 @@ class Objective:
             )
         if self.recipe.teacher is not None:
             teaching_of(self, self.Reads(self)).check()
+
+    def check_tokenizer(self) -> None:
+        """Raise UserError for a tokenizer section that does not go with the objective."""
+        check_tokenizer(self)
 
     def check_metrics(self, names: Sequence[str] | None = None) -> None:
         """Raise UserError for a metric that this objective cannot report.

@@ -12,6 +12,7 @@ from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import most_positions
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import at_limit, counted
 from .answering import continuations
@@ -24,7 +25,6 @@ from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
-from .row_words import Words
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
 if TYPE_CHECKING:

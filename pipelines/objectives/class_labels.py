@@ -32,6 +32,10 @@ class NamedClassSettings(ObjectiveSettings):
         "together count alike (of several: having one as much as not having it); null: 1"
     )
 
+    @property
+    def weighs_by_train(self) -> bool:
+        return self.class_weights == "balanced"
+
 
 @dataclass
 class ClassSettings(NamedClassSettings):

@@ -4,6 +4,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..plugins import register_objective
+from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
@@ -24,7 +25,6 @@ from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value
 from .labelled_texts import label_setting
-from .row_words import Words
 from .showing import as_png, image_text, shares_text
 
 MOST_PIXELS = 96  # on a side of an image in a report

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..data.rows import Rows
 from ..errors import UserError, need_package
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from .answering import vectors_of_images
 from .answers import Answers
@@ -15,7 +16,6 @@ from .base import Objective
 from .data import Data
 from .finished_model import FinishedModel
 from .reads import Reads
-from .row_words import Words
 
 
 @dataclass

@@ -12,6 +12,7 @@ from ..data.batch_keys import UNLABELLED
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
+from ..recipes.row_words import PREDICTS, your_text
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
@@ -22,7 +23,6 @@ from .class_labels import try_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
-from .row_words import PREDICTS, your_text
 from .showing import sequence_text
 from .tokens import Tokens
 

@@ -8,11 +8,11 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
+from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted
 from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
-from .row_words import Words
 from .showing import image_text
 
 

@@ -6,13 +6,13 @@ from typing import Any, Literal
 from ..data.cells import text_of
 from ..errors import UserError
 from ..lazy import np, torch
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.special_tokens import MASK
 from ..recipes.types import show
 from .answering import piped
 from .base import SHARE, Objective
 from .looking_ahead import PREFIX_MASK
-from .row_words import Words
 from .showing import documents_line, is_label, masked_text
 from .text import Continues, shifts_labels
 

@@ -13,13 +13,13 @@ from ..errors import UnknownName, UserError, did_you_mean
 from ..lazy import torch
 from ..plugins import OBJECTIVES, OWN_BATCHES, register_objective
 from ..recipes.compose import of_others, owners_of
+from ..recipes.row_words import Words
 from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import show
 from .base import FamiliesWith, Planned
 from .data import Data
 from .looking_ahead import PREFIX_MASK
 from .parts import ReadsParts, SeveralObjectives
-from .row_words import Words
 from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective, shifts_labels
 from .tokens import pad_token_id
 

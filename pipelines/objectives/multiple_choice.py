@@ -14,6 +14,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import rich_text, torch
 from ..plugins import METRICS, register_objective
+from ..recipes.row_words import PREDICTS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
@@ -26,7 +27,6 @@ from .data import Data
 from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .label_values import count_text, held
-from .row_words import PREDICTS
 from .showing import sequence_text
 from .tokens import Tokens, padding_collator
 

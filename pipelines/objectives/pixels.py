@@ -8,6 +8,7 @@ from ..data.batch_keys import row_ids
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
 from .base import Planned
@@ -16,7 +17,6 @@ from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
 from .label_values import Classes
 from .learns import Learns
-from .row_words import Words
 from .scores import Scored, Scores
 from .showing import MOST, image_text
 

@@ -14,6 +14,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import register_objective
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
@@ -25,7 +26,6 @@ from .example_reads import ReadsExamples, stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
-from .row_words import Words
 from .scores import Scored, Scores
 from .showing import sequence_text
 from .tokens import Tokens, need_offsets, padding_collator

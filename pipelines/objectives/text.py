@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
 from ..positions import most_positions
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import working
 from .answers import Answers
@@ -15,7 +16,6 @@ from .base import Objective
 from .data import Data, ModelFacts
 from .learns import Learns
 from .reads import Reads
-from .row_words import Words
 from .scores import Scores
 from .tokens import UNLIMITED, Tokens, check_prompts, pad_token_id, train_or_load
 

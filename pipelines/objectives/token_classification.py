@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics.tag_parts import OUTSIDE, parts, spelled
 from ..plugins import METRICS, register_objective
+from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import piped
@@ -33,7 +34,6 @@ from .data import Data
 from .example_reads import ReadsExamples, stored
 from .finished_model import FinishedModel
 from .label_values import held
-from .row_words import Words
 from .scores import Scored
 from .showing import tagged_text
 from .tagged_words import TaggedWords, TagLabels, check_scheme, scheme_of, word_of_each_token
@@ -241,12 +241,6 @@ class TagScores(ClassScores):
     predicts = "label"
     unit = "words"
 
-    @property
-    def metrics(self) -> list[str]:
-        """The recipe's metrics. Those of entities, a default, are dropped where tags mark no entities."""
-        marks_none = self.data.labels.scheme == "plain"
-        return [name for name in super().metrics if not (marks_none and METRICS[name].of_entities)]
-
     def predictions(self, logits, labels):
         """(B, T, C) and (B, T) -> float32 (words, 4): whether the word begins a sentence, its predicted and true tags,
         the probability of the predicted one."""
@@ -261,7 +255,9 @@ class TagScores(ClassScores):
         """Metrics of all words, an array of shape (words, 4)."""
         begins, predicted, true = predictions[:, :3].astype("int32").T
         judged = Judged(predicted, true, predictions[:, 3].copy(), begins.cumsum().astype("int32") - 1)
-        return self._compare(*self._sentences(judged), judged=judged)
+        marks_none = self.data.labels.scheme == "plain"  # metrics of entities are a default then, and dropped
+        names = [name for name in self.objective.metrics if not (marks_none and METRICS[name].of_entities)]
+        return self._compare(*self._sentences(judged), names=names, judged=judged)
 
     def _sentences(self, judged: Judged) -> tuple[list[list[str]], list[list[str]]]:
         """(predicted, true) tags of the words of each sentence."""

@@ -10,6 +10,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..lazy import torch
 from ..open_tokenizer import has_languages
+from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, say, watched
@@ -20,7 +21,6 @@ from .data import Data
 from .example_reads import stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
-from .row_words import Words
 from .scores import Scored, Scores
 from .tokens import Tokens, need_tokens
 

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from ..objectives.row_words import Words
 from ..plugins import OBJECTIVES
+from ..recipes.row_words import Words
 
 # The most common values, for a recipe that names no registered objective.
 UNKNOWN = SimpleNamespace(words=Words(), unused_weights=())

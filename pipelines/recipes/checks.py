@@ -11,7 +11,6 @@ from typing import Any
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UnknownName, UserError, did_you_mean, nearest
 from ..metrics import of_validations
-from ..objectives.tokens import check_tokenizer
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
@@ -133,7 +132,7 @@ def check_recipe(recipe: Recipe) -> None:
 
         in_steps(recipe, None)
     _check_family(objective)
-    check_tokenizer(objective)
+    objective.check_tokenizer()
     _check_positions(recipe, objective)
     _check_heads(recipe, objective)
     objective.check_metrics()

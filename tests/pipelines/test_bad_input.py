@@ -28,7 +28,7 @@ MISTAKES = {
 
 def test_validations_without_data_are_refused_before_anything_is_prepared(tiny_recipe, command, monkeypatch, capsys):
     """Tokenising may take hours."""
-    prepare = "anyformer.pipelines.objectives.causal.Causal.prepare"
+    prepare = "anyformer.pipelines.objectives.causal.Causal.Reads.prepare"
     monkeypatch.setattr(prepare, lambda *_: pytest.fail("too late"))
     recipe = tiny_recipe(data={"validation_fraction": 0}, evaluation={"every_steps": 5})
     assert command("train", recipe) == 2

@@ -10,10 +10,10 @@ from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.data import Data
 from ...objectives.prepare import describe_data
-from ...objectives.row_words import Words
 from ...plugins import with_plugins
 from ...recipes.differences import flat_settings
 from ...recipes.parallelism import words_of
+from ...recipes.row_words import Words
 from ...recipes.schema import Recipe
 from ...reporting.interpret import interpret, with_interval
 from ...reporting.report import REPORT

@@ -110,7 +110,7 @@ def test_balanced_weights_of_tags_count_the_words_of_training_sentences(tmp_path
 def test_images_mixed_or_not_have_weights_too(tmp_path, command, capsys):
     task = {"class_weights": [1, 2, 0.5], "mixup_alpha": 0.4}
     recipe = image_recipe(tmp_path, task=task, training={"max_steps": 2})
-    classes = len(prepare_data(load_recipe(str(recipe), ["task.class_weights=null"])).names)
+    classes = len(prepare_data(load_recipe(str(recipe), ["task.class_weights=null"])).labels.names)
     weights = f"task.class_weights={[1.0 + i for i in range(classes)]}"
     two_heads = ["model.use_distillation_token=true", "model.distillation_head=true"]
     assert command("train", recipe, weights, *two_heads) == 2

@@ -121,7 +121,7 @@ def test_a_task_gets_the_framing_that_its_family_reads(task, family, framing):
     recipe = Recipe(objective=None, task=OBJECTIVES[task].Settings(), model=ModelSection(family=family))
     section = tokenizer_section(objective_of(recipe))
     assert (section.framing, section.sentinels) == (framing, 0)
-    recipe.tokenizer.framing = "none"
+    recipe = recipe.with_(tokenizer={"framing": "none"})
     assert tokenizer_section(objective_of(recipe)).framing == "none"
 
 

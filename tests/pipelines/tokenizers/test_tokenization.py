@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 from anyformer.pipelines.data import encoding
+from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Document
 from anyformer.pipelines.data.encoding import Encoder
@@ -335,9 +336,9 @@ def test_a_store_tells_of_control_tokens_and_only_then_has_another_identity(trai
     corpus, plain = store(TEXT)
     ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]
     before = sha([1, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), None, ends[1]])  # of 0.1
-    assert plain.fingerprint == before and not plain.control_tokens and not plain.notes
+    assert plain.fingerprint == before and not plain.control_tokens and not unusual(plain.account)
     corpus, told = store(TEXT + "an <|endoftext|> and <|pad|>, an <|endoftext|>")
     assert told.tokens.tolist().count(ends[1]) == 1 and told.control_tokens == {"<|endoftext|>": 2, "<|pad|>": 1}
     assert told.fingerprint != sha([1, corpus.fingerprint(), tokenizer_fingerprint(tokenizer), None, ends[1]])
-    assert "<|endoftext|> (2 times), <|pad|> (1 times)" in told.notes[0]
+    assert "<|endoftext|> (2 times), <|pad|> (1 times)" in unusual(told.account)[0]
     assert PackedDataset(told, 32, tail="pad", pad_token_id=1).account == told.account

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.metrics import wilson
-from anyformer.pipelines.objectives.row_words import Words
+from anyformer.pipelines.recipes.row_words import Words
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero

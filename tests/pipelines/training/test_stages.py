@@ -11,6 +11,7 @@ import yaml
 from anyformer.pipelines.data.ordered_rows import staged, weighed
 from anyformer.pipelines.data.rows import Rows
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.base import Planned
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
@@ -240,7 +241,7 @@ def test_the_time_that_is_left_follows_the_tokens_of_the_stages_to_come():
     def run(stage, rows, length):
         return StageRun(
             stage,
-            SimpleNamespace(objective=SimpleNamespace(row_lengths=lambda: (length, length))),
+            SimpleNamespace(objective=SimpleNamespace(planned=lambda: Planned(lengths=(length, length)))),
             None,
             rows,
             rows,
