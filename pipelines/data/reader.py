@@ -1,7 +1,7 @@
 """Readers of people's rows: one for each kind of place in which rows are kept, one view for each use of a row."""
 
 import copy
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     unread: Sequence[str] | None = ()
 
 
-class View:
+class View(ABC):
     """What one use makes of a row: a document, an example, a row to answer.
 
     columns: {recipe field, such as "label_field": the column or key that it names}. Every row must have all of them,
@@ -49,9 +49,9 @@ class View:
     def __init__(self, columns: dict[str, str], limits: Limits, where: str = "data"):
         self.columns, self.limits, self.where = columns, limits, where
 
+    @abstractmethod
     def __call__(self, row: Row, field: str) -> Any:
         """What is made of a row. field: of the files or the data set, with which errors begin. Raises UserError."""
-        raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
         """Part of the fingerprint of the data."""

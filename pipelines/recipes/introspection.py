@@ -6,7 +6,7 @@ importing either costs seconds; parsing them costs milliseconds.
 
 import ast
 import importlib.util
-from dataclasses import dataclass, field
+from dataclasses import FrozenInstanceError, dataclass, field
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,3 +217,24 @@ def activation_names() -> set[str]:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ACT2CLS":
             return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
     raise LookupError("transformers/activations.py has no table ACT2CLS")
+
+
+class FrozenWhenMade(type):
+    """Metaclass of settings: `__post_init__` may still fill in a field, and afterwards nothing may."""
+
+    def __call__(cls, *args, **kwargs):
+        made = super().__call__(*args, **kwargs)
+        vars(made)["_is_made"] = True
+        return made
+
+
+class Frozen(metaclass=FrozenWhenMade):
+    """A dataclass that nothing changes once it is made. With frozen=True a plain @dataclass could not be a subclass."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_is_made" in vars(self):
+            raise FrozenInstanceError(f"cannot assign to field {name!r}")
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"cannot delete field {name!r}")

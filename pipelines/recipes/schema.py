@@ -5,13 +5,13 @@ Two sections accept further fields: `model` every field of the chosen family's c
 transformers' TrainingArguments (compose.py reads both from their source).
 """
 
-from dataclasses import Field, FrozenInstanceError, asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ..errors import UserError
 from ..words import Epochs
 from .data_section import DataSection
-from .introspection import doc, family_names
+from .introspection import Frozen, doc, family_names
 from .optimizer_rows import ROWS
 from .secrets import without_signatures
 
@@ -65,18 +65,8 @@ class TokenizerSection:
     max_training_bytes: int = doc("it is trained on the first so many bytes of text", 200_000_000, at_least=1)
 
 
-class FrozenWhenMade(type):
-    """Metaclass of settings: `__post_init__` may still fill in a field, and afterwards nothing may."""
-
-    def __call__(cls, *args, **kwargs):
-        made = super().__call__(*args, **kwargs)
-        vars(made)["_is_made"] = True
-        return made
-
-
-# Not frozen=True, because a plug-in's plain @dataclass could not be a subclass.
 @dataclass
-class ObjectiveSettings(metaclass=FrozenWhenMade):
+class ObjectiveSettings(Frozen):
     """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/).
 
     share_of_usual_rate: factor on the model's usual learning rate (usual_rates.py). is_start_where_null: the setting
@@ -91,14 +81,6 @@ class ObjectiveSettings(metaclass=FrozenWhenMade):
     weighs_by_train: ClassVar[bool] = False
 
     name: str = doc("what the model learns; `anyformer list` shows the names")
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if "_is_made" in vars(self):
-            raise FrozenInstanceError(f"cannot assign to field {name!r}")
-        super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
 @dataclass(frozen=True)
