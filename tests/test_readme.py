@@ -488,9 +488,7 @@ def test_the_table_of_families_is_complete_and_true():
         assert measured and {docs_pages.family_of(name) for name in measured} == {re.match(r"\[(\w+)", family)[1]}
 
 
-def test_the_readme_is_short_and_its_table_of_families_is_true():
-    assert len(README.splitlines()) <= 200
-    assert max(len(cell) for line in README.splitlines() if line.startswith("|") for cell in line.split("|")) <= 200
+def test_the_table_of_families_in_the_readme_is_true():
     rows = dict(re.findall(r"^\| \[(\w+)\]\(docs/families/.*?\| (\d+) \|", README, re.MULTILINE))
     families = [shipped_yaml("models", name)["family"] for name in shipped("models")]
     assert rows == {family: str(families.count(family)) for family in families}

@@ -53,7 +53,6 @@ def test_the_workflows_cover_every_python_and_the_oldest_versions_that_are_suppo
     for name, version in oldest.items():
         assert f'"{name}=={version}.*"' in text
     matrix = loaded(ROOT / ".github" / "workflows" / "tests.yml")["jobs"]["fast"]["strategy"]["matrix"]
-    assert matrix["python"] == ["3.11", "3.12", "3.13"]
     assert f">={matrix['python'][0]}" == PROJECT["project"]["requires-python"]
 
 

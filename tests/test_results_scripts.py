@@ -1,8 +1,10 @@
-"""The baselines of scripts/baselines: of a transformer's size, and trained by the same recipes."""
+"""scripts/results: baselines of a transformer's size that the same recipes train, and the rows that scripts write."""
 
+import gzip
 import json
 import runpy
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +32,7 @@ def recipe(tmp_path):
 
 
 def test_an_lstm_of_a_run_s_size_is_trained_and_measured_by_the_same_recipe(recipe, repo_root, tmp_path, monkeypatch):
-    script, folder, run = str(repo_root / "scripts" / "baselines" / "lstm.py"), tmp_path / "lstm", tmp_path / "trained"
+    script, folder, run = str(repo_root / "scripts" / "results" / "lstm.py"), tmp_path / "lstm", tmp_path / "trained"
     assert main(["train", recipe]) == 0
     monkeypatch.setattr(sys, "argv", ["lstm.py", str(folder), "--like", str(tmp_path / "run")])
     runpy.run_path(script, run_name="__main__")
@@ -62,7 +64,7 @@ def test_an_lstm_of_a_run_s_size_is_trained_and_measured_by_the_same_recipe(reci
 
 
 def test_padding_leaves_the_class_of_a_text_alone(repo_root):
-    found = runpy.run_path(str(repo_root / "scripts" / "baselines" / "lstm.py"))
+    found = runpy.run_path(str(repo_root / "scripts" / "results" / "lstm.py"))
     model = found["LstmForSequenceClassification"](found["LstmConfig"](97, 16, 2)).eval()
     ids, mask = torch.randint(97, (1, 9)), torch.ones(1, 9, dtype=torch.long)
     mask[:, 6:] = 0
@@ -81,26 +83,52 @@ def test_a_convolutional_network_has_a_run_s_size_classes_and_processor(repo_roo
     like.save_pretrained(tmp_path / "run")
     AnyformerImageProcessor(size={"height": 12, "width": 12}, num_channels=1).save_pretrained(tmp_path / "run")
     monkeypatch.setattr(sys, "argv", ["cnn.py", str(tmp_path / "cnn"), "--like", str(tmp_path / "run")])
-    runpy.run_path(str(repo_root / "scripts" / "baselines" / "cnn.py"), run_name="__main__")
+    runpy.run_path(str(repo_root / "scripts" / "results" / "cnn.py"), run_name="__main__")
     found = AutoModelForImageClassification.from_pretrained(tmp_path / "cnn")
     assert found.num_parameters() == pytest.approx(like.num_parameters(), rel=0.2)
     assert found.config.id2label == {0: "boot", 1: "coat"}
     assert found.eval()(torch.zeros(3, 1, 12, 12)).logits.shape == (3, 2)
 
 
-def test_recall_asks_for_the_value_of_each_key_and_goes_on_from_its_table(repo_root, tmp_path, monkeypatch, capsys):
-    script, table = str(repo_root / "scripts" / "recall.py"), tmp_path / "recall.csv"
-    rows = runpy.run_path(script)["rows"]
-    input_ids, labels = rows(5, 8, torch.Generator().manual_seed(0))
-    for read, asked in zip(input_ids.tolist(), labels.tolist()):
-        pairs = dict(zip(read[:16:2], read[1:16:2]))
-        assert asked[:16] + asked[16::2] == [-100] * 24
-        assert asked[17::2] == [pairs[key] for key in read[16::2]]
-    variants = {"full": {}, "linear": {"model": {"attention_pattern": ["linear_attention"]}}}
-    (tmp_path / "two.yaml").write_text(yaml.safe_dump({"recipe": "quickstart", "variants": variants}))
-    monkeypatch.setattr(sys, "argv", ["recall.py", str(tmp_path / "two.yaml"), "--out", str(table), "--seeds", "1"])
-    sys.argv += ["--steps", "2"]
-    for _ in range(2):
-        runpy.run_path(script, run_name="__main__")
-        assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["full", "linear"]
-        assert len(table.read_text().splitlines()) == 3
+@pytest.fixture
+def written(repo_root, monkeypatch):
+    """Run a script with arguments; its last one is the file that it writes; return the rows there."""
+
+    def run(script: str, *arguments) -> list[dict]:
+        monkeypatch.setattr(sys, "argv", [script, *map(str, arguments)])
+        monkeypatch.syspath_prepend(repo_root / "scripts" / "results")  # as where python runs a script
+        runpy.run_path(str(repo_root / "scripts" / "results" / script), run_name="__main__")
+        return [json.loads(line) for line in Path(arguments[-1]).read_text().splitlines()]
+
+    return run
+
+
+def test_sentences_are_rows_of_the_columns_that_are_asked_for(written, tmp_path):
+    wiki, reviews, out = tmp_path / "wiki.txt", tmp_path / "reviews.jsonl.gz", tmp_path / "out" / "rows.jsonl"
+    wiki.write_text(" = Heading = \n The cat , it seems , sat . It was <unk> then . The dog did n't sit .\n")
+    with gzip.open(reviews, "wt") as file:
+        file.write(json.dumps({"review": "Too short. Isn't this (a long) one?<br />And here another one."}) + "\n")
+    found = written("sentences.py", wiki, f"{reviews}:review", "--before", " ", "--out", out)
+    whole = ["The cat, it seems, sat.", "The dog didn't sit.", "Isn't this (a long) one?", "And here another one."]
+    assert found == [{"text": f" {sentence}"} for sentence in whole]
+    pairs = ["--tokens", "--lowercase", "--columns", "one", "two", "--words", 13]
+    found = written("sentences.py", wiki, f"{reviews}:review", *pairs, "--out", out)
+    assert found == [{"one": "the cat , it seems , sat .", "two": "the dog did n't sit ."}]  # one row is whole
+    words = ["--tokens", "--split", "--columns", "tokens", "--rows", 1]
+    found = written("sentences.py", f"{reviews}:review", *words, "--out", out)
+    assert found == [{"tokens": ["Is", "n't", "this", "(", "a", "long", ")", "one", "?"]}]
+
+
+def test_each_question_has_a_sentence_that_answers_it_or_the_likest_other_one(written, tmp_path, capsys):
+    text = "The tower is in Rome. It was built of stone. Nobody knows who built it."
+    rows = [{"question": "Of what was it built?", "context": text, "answers": {"answer_start": [text.index("stone")]}}]
+    rows += [{"question": "What is this?", "context": "One sentence.", "answers": {"answer_start": [0]}}]
+    with gzip.open(tmp_path / "squad.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows * 20))
+    pairs = written("answering_sentences.py", tmp_path / "squad.jsonl.gz", "--out", tmp_path / "pairs.jsonl")
+    said = capsys.readouterr().out
+    assert {(pair["sentence"], pair["label"]) for pair in pairs} == {
+        ("It was built of stone.", 1),
+        ("Nobody knows who built it.", 0),
+    }
+    assert len(pairs) == 20 and "20 pairs" in said and "words alone: 100.0%" in said

@@ -1,14 +1,14 @@
 """Sentences of texts as rows of a JSONL file.
 
-Ten million words for recipes/sentences_decoder.yaml; questions and sentences without labels for teacher.files:
+In scripts/results: ten million words for recipes/sentences_decoder.yaml; questions and sentences for teacher.files:
 
-    python scripts/sentences.py wikitext2/train.txt.gz imdb/unsupervised_15k.parquet imdb/train.parquet \
+    python sentences.py wikitext2/train.txt.gz imdb/unsupervised_15k.parquet imdb/train.parquet \
         --before " " --words 10_000_000 --out data/sentences.jsonl
-    python scripts/sentences.py squad_v1_dev_split/train.jsonl.gz:question --tokens --out questions.jsonl
-    python scripts/sentences.py imdb/unsupervised_15k.parquet --tokens --lowercase --columns sentence --shuffle \
+    python sentences.py squad_v1_dev_split/train.jsonl.gz:question --tokens --out questions.jsonl
+    python sentences.py imdb/unsupervised_15k.parquet --tokens --lowercase --columns sentence --shuffle \
         --rows 60_000 --out film_sentences.jsonl
-    python scripts/sentences.py ag_news/train.jsonl.gz --tokens --split --columns tokens --shuffle --out news.jsonl
-    python scripts/sentences.py multi30k_en_de/train.jsonl.gz:en ag_news/train.jsonl.gz wikitext2/train.txt.gz \
+    python sentences.py ag_news/train.jsonl.gz --tokens --split --columns tokens --shuffle --out news.jsonl
+    python sentences.py multi30k_en_de/train.jsonl.gz:en ag_news/train.jsonl.gz wikitext2/train.txt.gz \
         --columns sentence1 sentence2 --shuffle --rows 40_000 --out pairs.jsonl
 
 A file of rows has its column after a colon, `text` where none is named. Articles of WikiText-2 get their spaces as

@@ -5,8 +5,8 @@ The plug-in registers the two classes with transformers' Auto classes. The scrip
 tokenizer, the kind of head and nearly the number of parameters of an existing run. Recipes start from that model
 (model.name_or_path), so that data, tokens, steps and metrics are the recipe's:
 
-    python scripts/baselines/lstm.py runs/lstm_untrained --like runs/quickstart
-    anyformer --plugin scripts/baselines/lstm.py sweep scripts/baselines/lstm_or_transformer.yaml
+    python scripts/results/lstm.py runs/lstm_untrained --like runs/quickstart
+    anyformer --plugin scripts/results/lstm.py sweep scripts/results/lstm_or_transformer.yaml
 
 It reads the same rows as a transformer; its state restarts with each document in a row, which is where position_ids
 restart. MFU counts only linear layers, so it says little about an LSTM.

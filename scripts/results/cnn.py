@@ -6,8 +6,8 @@ classes and nearly the number of parameters of an existing run. Recipes start fr
 images, steps and metrics are the recipe's:
 
     anyformer train fashion_mnist_vit
-    python scripts/baselines/cnn.py runs/cnn_untrained --like runs/fashion_mnist_vit
-    anyformer sweep scripts/baselines/cnn_or_transformer.yaml
+    python scripts/results/cnn.py runs/cnn_untrained --like runs/fashion_mnist_vit
+    anyformer sweep scripts/results/cnn_or_transformer.yaml
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Pairs of a question and a sentence, and whether the sentence answers it, of a file of SQuAD (QNLI, Wang et al. 2019).
 
-    python scripts/answering_sentences.py squad_v1_dev_split/train.jsonl.gz --out data/answering/train.jsonl
+    python scripts/results/answering_sentences.py squad_v1_dev_split/train.jsonl.gz --out data/answering/train.jsonl
 
 Each question has one row: by a coin's toss the sentence of its paragraph that holds the answer, or of the others the
 one with most of the question's words. Questions on paragraphs of one sentence are left out. Says, too, how often the
