@@ -118,10 +118,6 @@ class Objective:
             body = {"__annotations__": {"name": str}, "name": doc("what the model learns", cls.name)}
             body |= {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
             cls.Settings = dataclass(type("Settings", (cls.Settings,), body))
-        if not cls.__module__.startswith("anyformer."):
-            from .flat_attributes import with_words
-
-            with_words(cls)
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed
