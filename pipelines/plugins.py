@@ -130,7 +130,7 @@ def register_objective(cls: Any) -> Any:
     Prints the methods that nothing calls.
     """
     for one in (cls, *(getattr(cls, kind, None) for kind in PARTS)):
-        if getattr(one, "__module__", None) == cls.__module__:
+        if isinstance(one, type) and one.__module__ == cls.__module__:
             print_uncalled(one)
     OBJECTIVES.add(cls.name, cls)
     return cls

@@ -149,8 +149,7 @@ class ReadsChats(Reads):
             rows = self._rows_of(data, read, batch)
             yield from (example for example, row in zip(batch, rows) if row is not None)
 
-    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        try_rows(self, examples, data)
+    try_examples = try_rows
 
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, Any]]:
         """Columns of the rows, batch after batch, and the number of examples without a row."""
@@ -187,7 +186,7 @@ class ReadsChats(Reads):
         limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
         more = f"; {left_out:,} more left out, whose prompt alone is longer" if left_out else ""
         total = counted(number, self._noun)
-        cut = rows.facts.get("answers_cut", 0)  # rows that earlier versions have stored do not say it
+        cut = rows.facts["answers_cut"]
         if cut > number / 10:
             more += f"\nin {cut:,} of {total} an answer is cut off at its end; raise task.max_length"
         return f"{total} of {rows.name}, {tokens}; {limit}{more}"

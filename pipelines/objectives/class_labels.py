@@ -16,7 +16,7 @@ from .base import Objective
 from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
 from .learns import Learns
 from .losses import WeightedClasses
-from .reads import Reads
+from .reads import Reads, label_column
 
 
 @dataclass
@@ -115,8 +115,6 @@ class ClassLabels:
 
 def find_classes(
     reads: Reads,
-    column: str,
-    field: str,
     sources: dict,
     cache: Path,
     *,
@@ -128,13 +126,14 @@ def find_classes(
 
     They are the recipe's task.label_names, or else those in the examples.
 
-    field: how errors name the column, `task.label_field='label'`. learned: the model's names for the classes in the
-    data, without repeats: it may learn several as one. kind: makes the labels.
+    learned: the model's names for the classes in the data, without repeats: it may learn several as one. kind: makes
+    the labels.
 
     Raises UserError for labels that are no classes, for fewer than two classes, for a model that is measured and has
     other classes, for weights of another number, or for a metric of two classes with more.
     """
     objective, facts, recipe = reads.objective, reads.facts, reads.recipe
+    column, field = label_column(reads.settings)
     given, weights, new_head = reads.settings.label_names, reads.settings.class_weights, ""
     origin = "of task.label_names" if facts.measured is None else "of the model"
     if facts.measured is not None:
@@ -213,8 +212,9 @@ def names_of_outputs(config: Any) -> list[str]:
     return [str(name) for _, name in sorted(config.id2label.items())]
 
 
-def try_classes(column: str, field: str, examples: list, classes_in: Callable = the_value) -> None:
+def try_classes(settings: Any, examples: list, classes_in: Callable = the_value) -> None:
     """Raise UserError for examples (place, row) whose labels cannot be classes, before names are known."""
+    column, field = label_column(settings)
     for place, row in examples:
         for where, value in classes_in(row[column], place):
             check_class(value, field, where)

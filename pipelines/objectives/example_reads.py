@@ -10,7 +10,7 @@ from ..data.account import Account
 from ..data.cells import filled_text_of, text_of
 from ..storage.cache import sha
 from .data import Data
-from .reads import AS_READ, Reads
+from .reads import AS_READ, Reads, columns_of, text_columns_of
 from .tokens import UNLIMITED, padding_collator, train_or_load
 
 if TYPE_CHECKING:
@@ -19,18 +19,27 @@ if TYPE_CHECKING:
     from ..data.examples import Example, Examples
 
 
+def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
+    """The `try_examples` of texts: an example may have no text or, once there are data, no row."""
+    for _ in reads.texts(examples).documents():
+        pass
+    if data is not None:
+        for _ in reads._batches(data, examples, Account()):
+            pass
+
+
 class ReadsExamples(Reads):
-    """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`, `_batches`)."""
+    """A subclass encodes examples to rows (`rows`, `_batches`)."""
 
     legend = AS_READ
 
-    @abstractmethod
     def columns(self) -> dict[str, str]:
         """Recipe field -> column that is read; the last one holds the label or answer."""
+        return columns_of(self.settings)
 
     def text_columns(self) -> dict[str, str]:
         """{setting: the column that it names} for each text of an example."""
-        return self.columns()
+        return text_columns_of(self.settings)
 
     def asked_columns(self, there=None) -> dict[str, str]:
         return self.text_columns()
@@ -64,8 +73,7 @@ class ReadsExamples(Reads):
         """What is to be known of the labels of all splits before one is encoded (Data.labels). Raises UserError."""
         return None
 
-    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        try_rows(self, examples, data)
+    try_examples = try_rows
 
     @abstractmethod
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, list]]:
@@ -93,15 +101,6 @@ class ReadsExamples(Reads):
         """The answer of an example, as a language model is asked for it; by default a text. Raises UserError."""
         field, column = [*self.columns().items()][-1]
         return self.text_in(row, column, field, place)
-
-
-def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
-    """Raise UserError for an example with no text or, once there are data, with no row."""
-    for _ in reads.texts(examples).documents():
-        pass
-    if data is not None:
-        for _ in reads._batches(data, examples, Account()):
-            pass
 
 
 def stored(

@@ -23,8 +23,6 @@ from .class_scores import ClassScores, Judged
 from .data import Data
 from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
-from .label_values import the_value
-from .labelled_texts import label_setting
 from .showing import as_png, image_text, shares_text
 
 MOST_PIXELS = 96  # on a side of an image in a report
@@ -58,9 +56,6 @@ class ReadsClassedImages(ReadsImages):
         "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
     )
 
-    def columns(self) -> dict[str, str]:
-        return super().columns() | {"label_field": self.settings.label_field}
-
     def open(self) -> dict[str, Any]:
         weights = self.settings.class_weights if self.facts.measured is None else None
         if weights is not None and getattr(self.facts.config, "distillation_head", False):
@@ -71,7 +66,7 @@ class ReadsClassedImages(ReadsImages):
         return super().open()
 
     def _labels(self, sources: dict, cache: Path) -> ClassLabels:
-        return find_classes(self, self.settings.label_field, label_setting(self.settings), sources, cache)
+        return find_classes(self, sources, cache)
 
     def _store(self, data: Data, source, cache: Path):
         from ..images.processors import prepare_images
@@ -82,7 +77,7 @@ class ReadsClassedImages(ReadsImages):
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         if data is None:
-            try_classes(self.settings.label_field, label_setting(self.settings), examples, the_value)
+            try_classes(self.settings, examples)
         super().try_examples(examples, data)
         if data is not None:
             for place, row in examples:

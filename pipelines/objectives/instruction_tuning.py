@@ -170,10 +170,9 @@ class InstructionTuning(ChatTask):
         return [name for name, row in METRICS.items() if name in fitting or row.fits("texts")]
 
     @property
-    def asks_for(self) -> tuple[str, str] | None:
+    def asks_for(self) -> str | None:
         section = self.settings
-        is_prompt = section.messages_field is None and section.prompt_field is not None
-        return ("texts", section.answer_field) if is_prompt else None
+        return "texts" if section.messages_field is None and section.prompt_field is not None else None
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]

@@ -102,15 +102,6 @@ class JoinedTexts:
 class ReadsLabelledTexts(ReadsExamples):
     """Texts or pairs of texts, each with a label; for a teacher also texts without."""
 
-    def columns(self) -> dict[str, str]:
-        label = self.settings.label_field
-        return {**self.text_columns(), **({} if label is None else {"label_field": label})}
-
-    def text_columns(self) -> dict[str, str]:
-        section = self.settings
-        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
-        return {"text_field": section.text_field, **pair}
-
     def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         needed = self.objective.encoding().needs_both
         columns, there = self.text_columns(), self.text_columns().values() if there is None else there
@@ -123,7 +114,7 @@ class ReadsLabelledTexts(ReadsExamples):
         super().try_examples(examples, data)
         classes_in = self.objective.classes_in
         if data is None and classes_in is not None:
-            try_classes(self.settings.label_field, label_setting(self.settings), examples, classes_in)
+            try_classes(self.settings, examples, classes_in)
 
     def rows(
         self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
@@ -184,11 +175,6 @@ class ReadsLabelledTexts(ReadsExamples):
         is_missing = label.dim() == 0 and label == UNLABELLED
         words = "no label" if is_missing else data.labels.shown(label)
         self.objective.encoding().show(console, data.tokenizer, number, row, words)
-
-
-def label_setting(settings: Any) -> str:
-    """How errors name the column of the labels: `task.label_field='label'`."""
-    return f"task.label_field={settings.label_field!r}"
 
 
 class NoLabels:

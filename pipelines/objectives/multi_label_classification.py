@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +26,10 @@ from .labelled_texts import (
     LabelledTextSettings,
     LabelledTextTask,
     ReadsLabelledTexts,
-    label_setting,
     your_text_or_pair,
 )
 from .losses import SeveralLabels
+from .reads import label_column
 from .scores import Scored
 
 IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
@@ -172,7 +173,7 @@ class MultiLabelClassification(LabelledTextTask):
             raise UserError("task.labels_are=multi_hot needs task.label_names, the classes in the order of the lists")
 
     def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
-        field = label_setting(self.settings)
+        _, field = label_column(self.settings)
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no list of classes ([] is none)")
         if self.settings.is_multi_hot:
@@ -187,16 +188,11 @@ class MultiLabelClassification(LabelledTextTask):
         names = self.settings.label_names
         if len(value) != len(names) or any(one not in (0, 1) for one in value):
             raise UserError(
-                f"{label_setting(self.settings)}: {place} holds {show(value)}, but task.labels_are=multi_hot takes "
+                f"{label_column(self.settings)[1]}: {place} holds {show(value)}, but task.labels_are=multi_hot takes "
                 f"{len(names)} numbers, a 0 or 1 for each class"
             )
         return [number for number, one in enumerate(value) if one]
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
-        settings = self.settings
-        of_classes = settings.label_field, label_setting(settings), sources, cache
-
-        def kind(*args, **further) -> LabelSets:
-            return LabelSets(*args, is_multi_hot=settings.is_multi_hot, **further)
-
-        return find_classes(reads, *of_classes, classes_in=self.classes_in, kind=kind)
+        kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot)
+        return find_classes(reads, sources, cache, classes_in=self.classes_in, kind=kind)

@@ -69,18 +69,6 @@ def joined_choices(
 class ReadsChoices(ReadsExamples):
     """Contexts or questions, with their choices."""
 
-    def columns(self) -> dict[str, str]:
-        return {**self.text_columns(), "label_field": self.settings.label_field}
-
-    def text_columns(self) -> dict[str, str]:
-        section = self.settings
-        texts = {name: getattr(section, name) for name in ("context_field", "question_field")}
-        texts = {name: column for name, column in texts.items() if column is not None}
-        choices = section.choices_field
-        if isinstance(choices, str):
-            return texts | {"choices_field": choices}
-        return texts | {f"choices_field.{number}": column for number, column in enumerate(choices)}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text of a column, which may be empty, or the choices of a list, one on each line."""
         if field == "choices_field":

@@ -67,10 +67,6 @@ class ReadsPixels(ReadsImages):
         "each from those before it"
     )
 
-    def columns(self) -> dict[str, str]:
-        labels = {"label_field": self.settings.label_field} if self.settings.label_field else {}
-        return super().columns() | labels
-
     def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """With colours that are fitted to the training images in a fresh processor."""
         from ..images.color_clusters import fit_clusters

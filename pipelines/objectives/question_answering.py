@@ -26,6 +26,7 @@ from .example_reads import ReadsExamples, stored
 from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
+from .reads import text_columns_of
 from .scores import Scored, Scores
 from .showing import sequence_text
 from .tokens import Tokens, need_offsets, padding_collator
@@ -64,10 +65,6 @@ class QuestionAnsweringSettings(ObjectiveSettings):
         """Most tokens of a question that are read; longer questions are cut."""
         return min(LONGEST_QUESTION, self.max_length // 4)
 
-    @property
-    def text_columns(self) -> dict[str, str]:
-        return {"question_field": self.question_field, "context_field": self.context_field}
-
 
 class Windows:
     """The windows of questions and their contexts, as token ids."""
@@ -80,7 +77,7 @@ class Windows:
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
-            columns = self.settings.text_columns.items()
+            columns = text_columns_of(self.settings).items()
             questions, contexts = ([filled_text_of(row, c, f, place) for place, row in batch] for f, c in columns)
             answers = [right_answers(self.settings, row, place) if labelled else [] for place, row in batch]
             questions, cut = self._cut(tokenizer, [text.strip() for text in questions])
@@ -179,13 +176,6 @@ def right_answers(settings: QuestionAnsweringSettings, row: dict, place: str) ->
 class ReadsQuestions(ReadsExamples):
     """Questions with their contexts, in windows."""
 
-    def columns(self) -> dict[str, str]:
-        names = ("answer_text_field", "answer_start_field")
-        return self.text_columns() | {name: getattr(self.settings, name) for name in names}
-
-    def text_columns(self) -> dict[str, str]:
-        return self.settings.text_columns
-
     def prepare(self, sources, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer that does not say where in the text its tokens stand."""
         data = super().prepare(sources, cache, progress, tokenizer)
@@ -257,7 +247,7 @@ class AnswersQuestions(Answers):
     finishes_on = "all"
 
     def asked(self, row: dict, place: str) -> dict[str, str]:
-        columns = self.settings.text_columns.items()
+        columns = text_columns_of(self.settings).items()
         return {column: filled_text_of(row, column, field, place) for field, column in columns}
 
     def of_windows(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:

@@ -223,8 +223,8 @@ class SentenceSimilarity(LabelledTextTask):
         super().check()
 
     @property
-    def asks_for(self) -> tuple[str, str] | None:
-        return None if self.settings.label_field is None else ("numbers", self.settings.label_field)
+    def asks_for(self) -> str | None:
+        return None if self.settings.label_field is None else "numbers"
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Cosines:
         """Raises UserError for an encoder-decoder that is measured."""

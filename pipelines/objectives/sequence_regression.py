@@ -14,8 +14,9 @@ from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
 from .label_values import number_of
-from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
+from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
+from .reads import label_column
 from .scores import Scored, Scores
 
 
@@ -38,7 +39,7 @@ class Numbers:
 
     def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
-        field = label_setting(self.settings)
+        _, field = label_column(self.settings)
         number = number_of(self.value_in(row), field, place, account)
         if number == IGNORE_INDEX:
             raise UserError(f"{field}: {place} holds {number:g}, which stands for a missing label; scale the labels")
@@ -102,7 +103,7 @@ class SequenceRegression(LabelledTextTask):
     name = "sequence_regression"
     Settings = SequenceRegressionSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersNumber
-    compares = "numbers"
+    compares = asks_for = "numbers"
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
 
@@ -119,10 +120,6 @@ class SequenceRegression(LabelledTextTask):
                 f"a model with one number"
             )
         return Numbers(self.settings)
-
-    @property
-    def asks_for(self) -> tuple[str, str]:
-        return "numbers", self.settings.label_field
 
     def planned(self) -> Planned:
         return replace(super().planned(), fields={"num_labels": 1})

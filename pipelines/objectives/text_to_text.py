@@ -227,8 +227,8 @@ class TextToText(WritingTask):
         self.names_metrics = names_metrics
 
     @property
-    def asks_for(self) -> tuple[str, str] | None:
-        return ("texts", self.settings.target_field) if self.settings.answers == "texts" else None
+    def asks_for(self) -> str | None:
+        return "texts" if self.settings.answers == "texts" else None
 
     @property
     def metrics(self) -> list[str]:

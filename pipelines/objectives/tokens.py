@@ -115,10 +115,9 @@ def check_tokenizer(objective: "Objective") -> None:
 
 def _check_framing(objective: "Objective") -> None:
     """Raise UserError for a framing that an objective over plain text cannot work with."""
-    if objective.section != "objective":
-        return
     if objective.parts:
         objective.of_each(_check_framing)
+    if objective.parts or objective.section == "task":
         return
     needed, section = needed_framing(objective), objective.recipe.tokenizer
     framing = section.framing or needed

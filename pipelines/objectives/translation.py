@@ -39,9 +39,6 @@ class ReadsTranslations(ReadsExamples):
 
     legend = SOURCE_AND_TARGET
 
-    def columns(self) -> dict[str, str]:
-        return {"source_field": self.settings.source_field, "target_field": self.settings.target_field}
-
     def asked_columns(self, there=None) -> dict[str, str]:
         return {"source_field": self.settings.source_field}
 
@@ -94,12 +91,8 @@ class Translation(WritingTask):
     name = "translation"
     Settings = TranslationSettings
     Reads, Learns, Scores, Answers = ReadsTranslations, LearnsToWrite, TextScores, WritesTexts
-    default_metrics = ("bleu",)
+    asks_for, default_metrics = "texts", ("bleu",)
     words = replace(WritingTask.words, sample="translation of {prompt!r}", hub_task="translation")
-
-    @property
-    def asks_for(self) -> tuple[str, str]:
-        return "texts", self.settings.target_field
 
     def check(self) -> None:
         for name in ("source_field", "target_field"):
