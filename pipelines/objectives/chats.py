@@ -16,12 +16,11 @@ from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import at_limit, counted
 from .answering import continuations
-from .answers import Answers
+from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
 from .chat_templates import ChatTemplate, Encoded
 from .data import Data
 from .example_reads import stored, try_rows
-from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads

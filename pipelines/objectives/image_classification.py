@@ -9,6 +9,7 @@ from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
 from .answering import of_scores, piped
+from .answers import FinishedModel
 from .base import SHARE
 from .class_labels import (
     ClassLabels,
@@ -21,7 +22,6 @@ from .class_labels import (
 )
 from .class_scores import ClassScores, Judged
 from .data import Data
-from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .showing import as_png, image_text, shares_text
 

@@ -11,10 +11,9 @@ from ..errors import UserError, need_package
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from .answering import vectors_of_images
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import Objective
 from .data import Data
-from .finished_model import FinishedModel
 from .reads import Reads, columns_of
 
 

@@ -12,10 +12,10 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import Recipe, doc
 from ..words import counted
 from .answering import continuations
+from .answers import FinishedModel
 from .chat_templates import Encoded
 from .chats import ChatSettings, ChatTask, ReadsChats
 from .data import Data
-from .finished_model import FinishedModel
 from .messages import ASSISTANT, Chat, Conversations
 from .scores import Scored
 from .showing import is_label, row_text

@@ -17,12 +17,11 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
 from .class_labels import try_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import FinishedModel
 from .showing import sequence_text
 from .tokens import Tokens
 

@@ -10,9 +10,9 @@ from ..data.ordered_rows import OrderedRows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
+from .answers import FinishedModel
 from .base import Planned, refuse_idle
 from .data import Data
-from .finished_model import FinishedModel
 from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings

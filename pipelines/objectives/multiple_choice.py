@@ -20,12 +20,11 @@ from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length, count_cut
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective, Planned
 from .class_scores import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import FinishedModel
 from .label_values import count_text, held
 from .showing import sequence_text
 from .tokens import Tokens, padding_collator

@@ -11,9 +11,9 @@ from ..plugins import METRICS, register_objective
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import counted
+from .answers import FinishedModel
 from .base import Planned
 from .data import Data
-from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
 from .label_values import Classes
 from .learns import Learns

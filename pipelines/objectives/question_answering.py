@@ -19,11 +19,10 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answering import count_cut
-from .answers import Answers
+from .answers import SAMPLES, Answers, FinishedModel
 from .base import Objective
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
 from .reads import text_columns_of

@@ -18,10 +18,9 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import Planned, refuse_idle
 from .data import Data
-from .finished_model import FinishedModel
 from .labelled_texts import JoinedTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .losses import Cosine, InBatchNegatives

@@ -17,8 +17,8 @@ from ..plugins import TEACHERS
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import counted
+from .answers import FinishedModel
 from .data import Data
-from .finished_model import FinishedModel
 from .label_values import are_unnamed
 from .teachers import Teaching
 

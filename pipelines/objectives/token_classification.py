@@ -19,7 +19,7 @@ from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import piped
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
 from .class_labels import (
     LearnsClasses,
@@ -32,7 +32,6 @@ from .class_labels import (
 from .class_scores import ClassScores, Judged, texts_of_row
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import FinishedModel
 from .label_values import held
 from .scores import Scored
 from .showing import tagged_text

@@ -15,11 +15,10 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, say, watched
 from .answering import count_cut
-from .answers import Answers
+from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective, Planned, refuse_idle
 from .data import Data
 from .example_reads import stored
-from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .scores import Scored, Scores
 from .tokens import Tokens, need_tokens

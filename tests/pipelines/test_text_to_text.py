@@ -9,7 +9,7 @@ import pytest
 import yaml
 from anyformer.pipelines.data.ordered_rows import mixed
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.finished_model import SAMPLES
+from anyformer.pipelines.objectives.answers import SAMPLES
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
 from anyformer.pipelines.objectives.writing import WritesTexts

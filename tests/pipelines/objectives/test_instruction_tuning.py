@@ -11,7 +11,7 @@ from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives import chats, instruction_tuning
-from anyformer.pipelines.objectives.finished_model import FinishedModel
+from anyformer.pipelines.objectives.answers import FinishedModel
 from anyformer.pipelines.objectives.messages import Chat
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
