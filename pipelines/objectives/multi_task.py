@@ -57,7 +57,7 @@ class ReadsTasks(ReadsParts):
         for label, source in sources["train"].items():
             with self.objective.of_part(label):
                 part = self._parts[label]
-                corpora[label] = part.texts(source, part.find_classes(of_label(sources, label), cache))
+                corpora[label] = part.texts(source, part.objective.find_classes(of_label(sources, label), cache))
         return self._joined(corpora)
 
     def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:

@@ -190,9 +190,9 @@ def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys, 
     "kind, before, after, words",
     [
         ("objective", "def collator(", "def colator(", "ReadsDeleted.colator; did you mean collator?"),
-        ("task", "def encoding_key(", "def encode_key(", "ReadsPrefixed.encode_key; did you mean encoding_key?"),
+        ("task", "def encoding_key(", "def encode_key(", "Summarization.encode_key; did you mean encoding_key?"),
         ("data source", "def identity(", "def identiy(", "Docstrings.identiy; did you mean identity?"),
-        ("task", "def text_in(", "def source_text(", "nothing calls ReadsPrefixed.source_text"),
+        ("task", "def read(", "def source_text(", "nothing calls Summarization.source_text"),
     ],
 )
 def test_a_method_that_overrides_nothing_is_named(files, command, capsys, kind, before, after, words):
