@@ -13,6 +13,7 @@ from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import Objective
+from .data import Data
 from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
 from .learns import Learns
 from .losses import WeightedClasses
@@ -220,13 +221,14 @@ def try_classes(settings: Any, examples: list, classes_in: Callable = the_value)
             check_class(value, field, where)
 
 
-def with_class_notes(objective: Objective, rows: dict) -> dict:
-    """The rows of all splits, with notes on missing and rare classes."""
-    data = objective.recipe.data
-    has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
+def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
+    """The `completed` of a Reads: the rows of all splits, with notes on missing and rare classes."""
+    section = reads.recipe.data
+    has_own = {"validation": section.validation_files or section.validation_split}
+    has_own["test"] = section.test_fraction is None
     for split, one in rows.items():
         counts = one.facts.get("classes") or {}
-        one.account.note(*class_notes(split, counts, not data.by_class and not has_own.get(split)))
+        one.account.note(*class_notes(split, counts, not section.by_class and not has_own.get(split)))
     return rows
 
 

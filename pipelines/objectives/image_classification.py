@@ -87,8 +87,7 @@ class ReadsClassedImages(ReadsImages):
         """Decoded images with their class numbers; training rows are marked for augmentation."""
         return ImageRows(self._store(data, source, cache), augment=split == "train")
 
-    def completed(self, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
-        return with_class_notes(self.objective, rows)
+    completed = with_class_notes
 
     def collator(self, data: Data, packed: bool):
         """One collator for the rows of all splits: it augments marked rows alone, with others of the training rows."""

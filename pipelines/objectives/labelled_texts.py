@@ -149,8 +149,7 @@ class ReadsLabelledTexts(ReadsExamples):
             **labels.facts(batch["labels"]),
         }
 
-    def completed(self, data: Data, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
-        return with_class_notes(self.objective, rows)
+    completed = with_class_notes
 
     def collator(self, data: Data, packed: bool) -> Any:
         return self.objective.encoding().collator(super().collator(data, packed), data.tokenizer)

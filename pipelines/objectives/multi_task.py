@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
 from .answers import FinishedModel
-from .base import Planned, refuse_idle
+from .base import refuse_idle
 from .data import Data
 from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
@@ -159,5 +159,4 @@ class MultiTask(SeveralObjectives):
         own = super().lengths() | {"max_new_tokens": self.settings.max_new_tokens}
         return own | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
-    def planned(self) -> Planned:
-        return Planned((self.settings.max_length, self.settings.most_written))
+    planned = WritingTask.planned

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..words import counted
 from .data import Data, ModelFacts
 
@@ -92,8 +93,6 @@ class Reads(ABC):
 
     def collated(self, data: Data, rows: "Rows", number: int, row: dict) -> dict:
         """A batch of this row alone, as training sees it in its first epoch."""
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
         return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
     def prepare_share(
