@@ -60,6 +60,10 @@ class LabelledTextTask(Objective, ABC):
     def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
         """The labels of the examples of all splits, such as ClassLabels. Raises UserError."""
 
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
+        return of_scores(found)
+
     def encoding(self) -> "JoinedTexts":
         """How the texts of an example become token ids."""
         return JoinedTexts(self.settings)
@@ -203,8 +207,4 @@ class AnswersTexts(Answers):
 
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
         results = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
-        return list(map(self._answer_of, results))
-
-    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
-        return of_scores(found)
+        return list(map(self.objective.answer_of, results))

@@ -141,15 +141,6 @@ class LabelSetScores(ClassScores):
         return self.data.labels.names[value] if isinstance(value, int) else self.data.labels.chosen(value)
 
 
-class AnswersLabelSets(AnswersTexts):
-    """Any number of classes for a text or a pair of texts."""
-
-    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        scores = {output["label"]: output["score"] for output in found}
-        classes = [name for name, score in scores.items() if score >= self.settings.threshold]
-        return {"prediction": classes, "scores": scores}
-
-
 def every_class(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The example whose answer has all classes."""
     return your_text_or_pair(settings)[0], {"top_k": None}
@@ -161,7 +152,7 @@ class MultiLabelClassification(LabelledTextTask):
 
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
-    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersLabelSets
+    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersTexts
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
     words = replace(LabelledTextTask.words, loss="nats per label", example=every_class)
@@ -192,6 +183,11 @@ class MultiLabelClassification(LabelledTextTask):
                 f"{len(names)} numbers, a 0 or 1 for each class"
             )
         return [number for number, one in enumerate(value) if one]
+
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        scores = {output["label"]: output["score"] for output in found}
+        classes = [name for name, score in scores.items() if score >= self.settings.threshold]
+        return {"prediction": classes, "scores": scores}
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
         kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot)

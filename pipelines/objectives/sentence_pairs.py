@@ -99,7 +99,7 @@ class LearnsPairs(LearnsText):
     """Hidden tokens, and whether the second segment is right."""
 
     def config_fields(self) -> dict[str, Any]:
-        return frame_ids(self.tokenizer) | self.objective.planned().fields
+        return frame_ids(self.tokenizer) | super().config_fields()
 
     def adapt(self, model: Any) -> None:
         super().adapt(model)

@@ -114,9 +114,6 @@ class SeparateTexts(JoinedTexts):
 class LearnsCosines(Learns):
     """The cosines of two texts' vectors."""
 
-    def config_fields(self) -> dict[str, Any]:
-        return dict(self.objective.planned().fields)
-
     def adapt(self, model) -> None:
         self.objective.check_encoder(model.config)
         for name, parameter in model.named_parameters():

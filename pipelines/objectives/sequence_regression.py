@@ -86,14 +86,7 @@ class LearnsNumber(Learns):
         fields = {"id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
         if self.settings.text_pair_field is not None:
             fields["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
-        return decoder_start(self.objective, self.tokenizer) | self.objective.planned().fields | fields
-
-
-class AnswersNumber(AnswersTexts):
-    """A number for a text or a pair of texts."""
-
-    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"prediction": found[0]["score"]}
+        return decoder_start(self.objective, self.tokenizer) | super().config_fields() | fields
 
 
 @register_objective
@@ -102,7 +95,7 @@ class SequenceRegression(LabelledTextTask):
 
     name = "sequence_regression"
     Settings = SequenceRegressionSettings
-    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersNumber
+    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersTexts
     compares = asks_for = "numbers"
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
@@ -120,6 +113,9 @@ class SequenceRegression(LabelledTextTask):
                 f"a model with one number"
             )
         return Numbers(self.settings)
+
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"prediction": found[0]["score"]}
 
     def planned(self) -> Planned:
         return replace(super().planned(), fields={"num_labels": 1})
