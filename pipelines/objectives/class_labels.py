@@ -98,12 +98,8 @@ class ClassLabels:
 
     def facts(self, labels: Any) -> dict[str, Any]:
         """Facts about a batch's labels, whose numbers are added up over all batches."""
-        return {self.counted: self.histogram(labels)}
-
-    def histogram(self, labels: Any) -> dict[str, int]:
-        """{name of a class: how often its number is in `labels`}."""
         counts = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.names)).tolist()
-        return dict(zip(self.names, counts))
+        return {self.counted: dict(zip(self.names, counts))}
 
     def words(self, facts: dict[str, Any]) -> str:
         """The facts in words."""

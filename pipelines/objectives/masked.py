@@ -5,7 +5,7 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
-from .base import FamiliesWith, Objective, Planned
+from .base import FamiliesWith, Planned
 from .data import Data
 from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
 from .masking import (
@@ -60,11 +60,6 @@ class LearnsMasked(LearnsText):
         return frame_ids(self.tokenizer)
 
 
-def mask_of_decoder(objective: Objective) -> list[str]:
-    """The token that a decoder needs; other families are pretrained with one."""
-    return [MASK] if shifts_labels(objective) else []
-
-
 @register_objective
 class Masked(TextObjective):
     """Masked language modelling over packed rows (Devlin et al. 2019, section 3.1).
@@ -81,7 +76,11 @@ class Masked(TextObjective):
     name = "masked"
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
-    tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"}, further=mask_of_decoder)
+    tokens = Tokens(
+        "cls_sep",
+        {"AutoModelForCausalLM": "none"},
+        further=lambda objective: [MASK] if shifts_labels(objective) else [],  # other families have one
+    )
     needs = frozenset({WHOLE_MODEL, WHOLE_ROWS})
     Settings = MaskedSettings
     Reads, Learns, Answers = ReadsMasked, LearnsMasked, FillsMasks

@@ -1,6 +1,5 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -141,11 +140,6 @@ class LabelSetScores(ClassScores):
         return self.data.labels.names[value] if isinstance(value, int) else self.data.labels.chosen(value)
 
 
-def every_class(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The example whose answer has all classes."""
-    return your_text_or_pair(settings)[0], {"top_k": None}
-
-
 @register_objective
 class MultiLabelClassification(LabelledTextTask):
     """Any number of classes for a text or a pair of texts, each by itself (binary cross-entropy)."""
@@ -155,7 +149,11 @@ class MultiLabelClassification(LabelledTextTask):
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersTexts
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
-    words = replace(LabelledTextTask.words, loss="nats per label", example=every_class)
+    words = replace(
+        LabelledTextTask.words,
+        loss="nats per label",
+        example=lambda settings: (your_text_or_pair(settings)[0], {"top_k": None}),  # whose answer has all classes
+    )
 
     def check(self) -> None:
         super().check()

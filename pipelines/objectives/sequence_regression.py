@@ -33,10 +33,6 @@ class Numbers:
     def __init__(self, settings: LabelledTextSettings):
         self.settings = settings
 
-    def of(self, row: dict, place: str, account: Account | None = None) -> float:
-        """The label of an example: its number. Raises UserError."""
-        return self.answer(row, place, account)
-
     def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
         _, field = label_column(self.settings)
@@ -44,6 +40,8 @@ class Numbers:
         if number == IGNORE_INDEX:
             raise UserError(f"{field}: {place} holds {number:g}, which stands for a missing label; scale the labels")
         return number
+
+    of = answer  # the label of an example: its number
 
     def value_in(self, row: dict) -> Any:
         """What the label column of an example holds."""

@@ -84,14 +84,13 @@ class AnswerScores(TextScores):
         if self.settings.answers == "numbers":
             return [read_number(text) for text in predictions], [float(text) for text in references]
         true = [self.data.labels.names.index(text) for text in references]
-        return [self._class_written(text, right) for text, right in zip(predictions, true)], true
+        classes, number = self.data.labels.written, len(self.data.labels.names)
+        # A text that names no class counts as a wrong one.
+        found = [classes.get(text.strip(), (right + 1) % number) for text, right in zip(predictions, true)]
+        return found, true
 
     def named(self, value: Any) -> Any:
         return self.data.labels.names[value] if self.settings.answers == "classes" else value
-
-    def _class_written(self, text: str, right: int) -> int:
-        """The class whose name was written; a wrong class if the text names none."""
-        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.labels.names))
 
 
 @register_objective
