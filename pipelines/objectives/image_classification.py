@@ -1,10 +1,10 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..plugins import register_objective
-from ..recipes.row_words import Words
+from ..recipes.row_words import PREDICTS
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
@@ -150,12 +150,7 @@ class ImageClassification(ImageObjective):
     families = ("vit",)
     compares = "classes"
     default_metrics = ("accuracy",)
-    words = Words(
-        row="example",
-        loss="nats per example",
-        use="anyformer predict {folder} FILE",
-        hub_task="image-classification",
-    )
+    words = replace(PREDICTS, hub_task="image-classification")
 
     def check(self) -> None:
         super().check()

@@ -107,7 +107,6 @@ class MultiTask(SeveralObjectives):
 
     name = "multi_task"
     section = WritingTask.section
-    part_noun = "task"
     label_field = "name"
     Settings = MultiTaskSettings
     Reads, Learns, Scores, Answers = ReadsTasks, LearnsToWrite, TaskScores, WritesForTasks

@@ -15,7 +15,7 @@ from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics.tag_parts import OUTSIDE, parts, spelled
 from ..plugins import METRICS, register_objective
-from ..recipes.row_words import Words
+from ..recipes.row_words import PREDICTS
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import piped
@@ -352,12 +352,8 @@ class TokenClassification(Objective):
     compares = "tags"
     default_metrics = ("entity_f1", "tag_accuracy")
     taught = "tags"
-    words = Words(
-        row="sentence",
-        loss="nats per word",
-        use="anyformer predict {folder} FILE",
-        example=your_sentence,
-        hub_task="token-classification",
+    words = replace(
+        PREDICTS, row="sentence", loss="nats per word", example=your_sentence, hub_task="token-classification"
     )
 
     def check(self) -> None:
