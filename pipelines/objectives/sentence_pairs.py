@@ -16,7 +16,7 @@ from ..recipes.types import show
 from ..words import counted
 from .base import Planned
 from .data import Data
-from .masking import (
+from .masked import (
     HIDDEN,
     WORDS,
     FillsMasks,
