@@ -151,12 +151,13 @@ class ReadsChats(Reads):
     try_examples = try_rows
 
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, Any]]:
-        """Columns of the rows, batch after batch, and the number of examples without a row."""
+        """Columns of the rows, batch after batch, with facts about them."""
         names, read = [*self._columns, "prompt", "answer", "full", "cut"], Conversations(self.settings, account)
         for batch in in_batches(examples):
             rows = self._rows_of(data, read, batch)
             usable = [row for row in rows if row is not None]
-            yield {name: [row[name] for row in usable] for name in names} | {"left_out": len(rows) - len(usable)}
+            columns = {name: [row[name] for row in usable] for name in names}
+            yield columns | {"facts": self._facts(columns, len(rows) - len(usable))}
 
     def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[dict[str, Any] | None]:
         """What _row_of returns for each example, with prompt and answer of its first conversation."""
@@ -169,14 +170,14 @@ class ReadsChats(Reads):
             rows.append(row and row | {"prompt": prompt, "answer": answer})
         return rows
 
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        """Counts of one batch, which are added up over all batches."""
+    def _facts(self, batch: dict[str, Any], left_out: int) -> dict:
+        """Counts of the rows of one batch, and of its examples without a row."""
         return {
             "examples": len(batch["labels"]),
             "tokens": sum(map(len, batch["input_ids"])),
             "at_max_length": sum(batch["full"]),
             "answers_cut": sum(batch["cut"]),
-            "left_out": batch["left_out"],
+            "left_out": left_out,
         }
 
     def _described(self, rows: Rows, tokens: str) -> str:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,12 +80,9 @@ class ReadsExamples(Reads):
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, list]]:
         """Rows of the examples, by column, batch after batch; counts what becomes of labels and texts.
 
-        Raises UserError for an example that makes no row.
+        A batch also has `facts`, a dict whose numbers are added up over all batches. Raises UserError for an example
+        that makes no row.
         """
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        """Facts about one of `_batches`, whose numbers are added up over all of them."""
-        return {"examples": len(batch["labels"]), "tokens": sum(map(len, batch["input_ids"]))}
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         return padding_collator(data.tokenizer)
@@ -112,12 +110,11 @@ def stored(
     *settings: Any,
     kind: Sequence[str] = (),
     make: Callable | None = None,
-    facts: Callable | None = None,
 ) -> "EncodedExamples":
-    """The rows that `reads._batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
+    """The rows that `reads._batches` makes of the examples, cached column-wise, with the `facts` of all batches.
 
     columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer; kind:
-    names before them. make, facts: used instead of `_batches` and `_facts`.
+    names before them. make: used instead of `_batches`.
     """
     from ..data.example_store import encode_examples, schema_of
     from ..data.examples import examples_fingerprint
@@ -125,5 +122,5 @@ def stored(
 
     # The name of the rows in the cache, and part of a run's identity.
     key = sha([*kind, examples_fingerprint(source), tokenizer_fingerprint(data.tokenizer), *settings])
-    make, facts = make or partial(reads._batches, data), facts or reads._facts
+    make, facts = make or partial(reads._batches, data), itemgetter("facts")
     return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)

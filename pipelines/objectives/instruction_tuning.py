@@ -78,8 +78,8 @@ class ReadsInstructions(ReadsChats):
 
         return PackedExamples(encoded, self.settings.max_length, data.labels.padding)
 
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        return super()._facts(batch) | {
+    def _facts(self, batch: dict[str, Any], left_out: int) -> dict:
+        return super()._facts(batch, left_out) | {
             "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"])
         }
 

@@ -126,8 +126,7 @@ class ReadsLabelledTexts(ReadsExamples):
         labels = data.labels if labelled else NoLabels(data.labels)
         columns = self.objective.encoding().columns(data.tokenizer) | {"labels": labels.type}
         settings = [self.settings.max_length, labels.identity(), list(columns)]
-        make, facts = partial(self._batches, data, labels=labels), partial(self._facts, labels=labels)
-        return stored(self, data, source, cache, columns, settings, make=make, facts=facts)
+        return stored(self, data, source, cache, columns, settings, make=partial(self._batches, data, labels=labels))
 
     def _batches(
         self, data: Data, examples: "Examples", account: Account, labels: Any = None
@@ -139,19 +138,18 @@ class ReadsLabelledTexts(ReadsExamples):
                 [self.text_in(row, column, field, place) for place, row in batch] for field, column in columns.items()
             ]
             encoded = encoding.encode(tokenizer, texts)
-            for (place, _), lengths in zip(batch, encoding.lengths(encoded)):
-                if not all(lengths):
+            lengths = encoding.lengths(encoded)
+            for (place, _), of_row in zip(batch, lengths):
+                if not all(of_row):
                     raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
-            yield {**encoded, "labels": [labels.of(row, place, account) for place, row in batch]}
-
-    def _facts(self, batch: dict[str, list], labels: Any) -> dict:
-        lengths = self.objective.encoding().lengths(batch)
-        return {
-            "examples": len(batch["input_ids"]),
-            "tokens": sum(len(ids) for ids in batch["input_ids"]),
-            "at_max_length": sum(max(of_row) >= self.settings.max_length for of_row in lengths),
-            **labels.facts(batch["labels"]),
-        }
+            of_batch = [labels.of(row, place, account) for place, row in batch]
+            facts = {
+                "examples": len(batch),
+                "tokens": sum(len(ids) for ids in encoded["input_ids"]),
+                "at_max_length": sum(max(of_row) >= self.settings.max_length for of_row in lengths),
+                **labels.facts(of_batch),
+            }
+            yield {**encoded, "labels": of_batch, "facts": facts}
 
     completed = with_class_notes
 

@@ -97,7 +97,14 @@ class ReadsChoices(ReadsExamples):
             by_letter = is_letter(batch[0][1][self.settings.label_field]) if by_letter is None else by_letter
             labels = [self._label(row, place, number, by_letter, account) for place, row in batch]
             joined, full = joined_choices(self.settings, tokenizer, choices)
-            yield joined | {"labels": labels, "facts": {"choices": len(choices) * number, "at_max_length": full}}
+            facts = {
+                "examples": len(labels),
+                "tokens": sum(map(len, joined["input_ids"])),
+                "classes": {str(right): labels.count(right) for right in range(number)},
+                "choices": len(choices) * number,
+                "at_max_length": full,
+            }
+            yield joined | {"labels": labels, "facts": facts}
 
     def pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
         """(context, question and choice) or (question, choice), a pair of texts for each choice of an example."""
@@ -149,11 +156,6 @@ class ReadsChoices(ReadsExamples):
                 f"from 0"
             )
         return value
-
-    def _facts(self, batch: dict[str, list]) -> dict[str, Any]:
-        rights = {str(number): batch["labels"].count(number) for number in range(max(map(len, batch["choice_ends"])))}
-        tokens = sum(map(len, batch["input_ids"]))
-        return {"examples": len(batch["labels"]), "tokens": tokens, "classes": rights, **batch["facts"]}
 
     def describe(self, data: Data, rows) -> str:
         facts = rows.facts

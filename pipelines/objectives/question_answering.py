@@ -121,6 +121,8 @@ class Windows:
                 "questions_cut": cut,
                 "without_answer": sum(not right for right in answers),
                 "answer_in_no_window": sum(bool(right) and i not in answered for i, right in enumerate(answers)),
+                "windows": len(windows["input_ids"]),
+                "tokens": sum(map(len, windows["input_ids"])),
             }
             others = sum(max(0, len(right) - 1) for right in answers)
             account.left_out("answer", "beside the first one, not learned", others, is_usual=True)
@@ -198,13 +200,6 @@ class ReadsQuestions(ReadsExamples):
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         return Windows(self.settings, data.tokenizer).of(examples, account)
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        return {
-            **batch["facts"],
-            "windows": len(batch["input_ids"]),
-            "tokens": sum(map(len, batch["input_ids"])),
-        }
 
     def describe(self, data: Data, rows) -> str:
         facts = rows.facts

@@ -66,7 +66,7 @@ class TaggedWords:
         """The columns of the sentences that have a word, and facts about all: each (its words, their tags or None)."""
         filled = [(words, tags) for words, tags in sentences if "".join(words).strip()]
         rows: dict[str, list] = {"input_ids": [], "labels": [], WORDS: []}
-        facts = {"examples": len(filled), "empty": len(sentences) - len(filled)}
+        facts = {"tokens": 0, "examples": len(filled), "empty": len(sentences) - len(filled)}
         if not filled:
             return rows | {"facts": facts}
         facts |= {"words": 0, "words_cut": 0, "words_without_token": 0}
@@ -74,6 +74,7 @@ class TaggedWords:
         options = {"truncation": True, "max_length": self.max_length, "return_offsets_mapping": True}
         encoded = self.tokenizer(texts, padding=False, **options)
         rows["input_ids"] = encoded["input_ids"]
+        facts["tokens"] = sum(map(len, rows["input_ids"]))
         for (words, tags), offsets in zip(filled, encoded["offset_mapping"]):
             of_tokens = word_of_each_token(words, offsets)
             places = places_of_words(of_tokens)

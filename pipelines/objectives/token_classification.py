@@ -179,9 +179,6 @@ class ReadsTags(ReadsExamples):
             )
         return words, tags
 
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
-
     def collator(self, data: Data, packed: bool) -> Any:
         return padding_collator(data.tokenizer, labels_of_tokens=True)
 

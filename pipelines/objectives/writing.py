@@ -204,28 +204,20 @@ class ReadsToWrite(ReadsExamples):
         return stored(self, data, source, cache, columns, depends)
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
-        pairs, task = Pairs(self.settings, data.tokenizer), self.objective
+        pairs, task, settings = Pairs(self.settings, data.tokenizer), self.objective, self.settings
         for batch in in_batches(examples):
             answers = [task.answer(self, row, place, data.labels, account) for place, row in batch]
             source = [task.read(self, row, place) for place, row in batch]
             target, reference = (list(texts) for texts in zip(*answers))
-            yield {
-                "input_ids": pairs.inputs(source),
-                "labels": pairs.labels(target),
-                "source": source,
-                "target": reference,
+            ids, labels = pairs.inputs(source), pairs.labels(target)
+            sizes = [(len(read), len(written)) for read, written in zip(ids, labels, strict=True)]
+            facts = {
+                "examples": len(batch),
+                "tokens": sum(map(sum, sizes)),
+                "target_tokens": sum(written for _, written in sizes),
+                "at_max_length": sum(a >= settings.max_length or b >= settings.most_written for a, b in sizes),
             }
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        settings = self.settings
-        inputs, labels = ([len(ids) for ids in batch[name]] for name in ("input_ids", "labels"))
-        full = sum(a >= settings.max_length or b >= settings.most_written for a, b in zip(inputs, labels, strict=True))
-        return {
-            "examples": len(inputs),
-            "tokens": sum(inputs) + sum(labels),
-            "target_tokens": sum(labels),
-            "at_max_length": full,
-        }
+            yield {"input_ids": ids, "labels": labels, "source": source, "target": reference, "facts": facts}
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         return pair_collator(data.tokenizer)

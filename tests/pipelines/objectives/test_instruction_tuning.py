@@ -232,13 +232,6 @@ def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refu
         plain.labels.encode([("here", chat)], Account())
 
 
-def test_a_template_without_a_mark_at_the_end_of_answers_learns_them_and_an_end(template_of):
-    data = template_of(without_mark(" "))
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
-    ((ids, learned),) = data.labels.encode([("here", chat)], Account())
-    assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog<|endoftext|>"
-
-
 def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
     chats = [{"messages": [{"role": "assistant", "content": "hello"}]}] * 4
     task = {"messages_field": "messages"}
