@@ -118,11 +118,6 @@ class ReadsInstructions(ReadsChats):
 class AnswerScores(PerplexityScores):
     """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
 
-    def of_pass(
-        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
-    ) -> dict[str, float]:
-        return super().of_pass([name for name in metrics if METRICS[name].fits("tokens")], result, rows, train)
-
     def of_answers(
         self, answers: "Answers", finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
     ) -> Scored:

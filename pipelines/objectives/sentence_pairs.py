@@ -119,9 +119,8 @@ class PairScores(PerplexityScores):
     """Perplexity of the hidden tokens, both losses, and the share of the pairs that are told right."""
 
     def of_pass(self, metrics, result, rows, train):
-        of_tokens = [name for name in metrics if METRICS[name].of_losses]
         parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
-        return parts | super().of_pass(of_tokens, result, rows, train)
+        return parts | super().of_pass(metrics, result, rows, train)
 
 
 @register_objective
