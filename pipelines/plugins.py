@@ -25,6 +25,7 @@ from .errors import UnknownName, UserError, did_you_mean
 from .words import say
 
 VARIABLE = "ANYFORMER_PLUGINS"
+PARTS = ("Reads", "Learns", "Scores", "Answers")  # of an objective
 
 # What an objective may need of a run (Objective.needs); an engine or a mixture that does not offer it refuses it.
 OWN_BATCHES, WHOLE_MODEL, WHOLE_ROWS = "batches of its own", "the whole model", "whole rows"
@@ -128,11 +129,9 @@ def register_objective(cls: Any) -> Any:
 
     Prints the methods that nothing calls.
     """
-    print_uncalled(cls)
-    if not cls.__module__.startswith("anyformer."):
-        from .one_class import with_parts
-
-        with_parts(cls)
+    for one in (cls, *(getattr(cls, kind, None) for kind in PARTS)):
+        if isinstance(one, type) and one.__module__ == cls.__module__:
+            print_uncalled(one)
     OBJECTIVES.add(cls.name, cls)
     return cls
 
@@ -142,11 +141,8 @@ def print_uncalled(cls: type) -> None:
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     if file is None or cls.__module__.startswith("anyformer."):
         return
-    from .one_class import PARTS
-
-    parts = (getattr(cls, kind, None) for kind in PARTS)  # of an objective
-    source, bases = Path(file).read_text(encoding="utf-8"), [*cls.__mro__[1:], *parts]
-    known = {name for base in bases for name in dir(base)}
+    source = Path(file).read_text(encoding="utf-8")
+    known = {name for base in cls.__mro__[1:] for name in dir(base)}
     for name in sorted(vars(cls).keys() - known):
         if callable(vars(cls)[name]) and name[0] != "_" and len(re.findall(rf"\b{name}\b", source)) == 1:
             near = difflib.get_close_matches(name, known, n=1)

@@ -20,7 +20,6 @@ LEAVES = {
     "generation",
     "lazy",
     "manifest",
-    "one_class",
     "open_tokenizer",
     "plugins",
     "positions",

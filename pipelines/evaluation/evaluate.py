@@ -23,10 +23,10 @@ from ..backends import backend_arguments, backends_of, check_got, explain, is_ha
 from ..data.rows import Rows
 from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
+from ..objectives.answers import FinishedModel
 from ..objectives.base import Objective
 from ..objectives.data import Data
 from ..objectives.documents_apart import check_documents_apart
-from ..objectives.finished_model import FinishedModel
 from ..objectives.prepare import prepare_data
 from ..objectives.scores import Scored, Scores
 from ..plugins import METRICS, objective_of

@@ -26,7 +26,7 @@ from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.data import Data
 from ..objectives.prepare import cache_of, leaves_out
-from ..objectives.reads import Reads
+from ..objectives.reads import Reads, label_column
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
@@ -88,7 +88,7 @@ def evaluate_few_shot(
     sources, template = reads.open(), question_template(reads, shots.template)
     data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
-    kind = KINDS[objective.asks_for[0]](data, shots.words, [question.answer for question in solvable])
+    kind = KINDS[objective.asks_for](data, shots.words, [question.answer for question in solvable])
     scores = data.scores()
     names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
@@ -131,7 +131,7 @@ def question_template(reads: Reads, given: str | None) -> str:
     """The template of a question; raises UserError for a template with an unknown column, or without any column."""
     columns = list(reads.asked_columns().values())
     if given is None:
-        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{reads.objective.asks_for[1]}:"])
+        return "\n".join([*(f"{column}: {{{column}}}" for column in columns), f"{label_column(reads.settings)[0]}:"])
     template = given.replace("\\n", "\n")
     fields = FIELD.findall(template)
     for name in fields:

@@ -15,8 +15,8 @@ from scipy.special import softmax
 from ..errors import UserError
 from ..likelihoods.likelihood import encode_pairs, log_likelihoods, most_tokens
 from ..objectives.answering import continuations
+from ..objectives.answers import FinishedModel
 from ..objectives.data import Data
-from ..objectives.finished_model import FinishedModel
 from ..objectives.label_values import are_unnamed
 
 SCALE = 11  # evenly spaced numbers to average over, where the training labels have more than twice as many values

@@ -33,5 +33,4 @@ NAMES = (
 )
 OBJECTIVES.announce({name: f"{__name__}.{name}" for name in NAMES})
 TEACHERS.announce({kind: f"{__name__}.teachers" for kind in ("nothing", "tokens")})
-TEACHERS.announce({kind: f"{__name__}.taught_texts" for kind in ("classes", "vectors")})
-TEACHERS.announce({"tags": f"{__name__}.taught_tags"})
+TEACHERS.announce({kind: f"{__name__}.taught_texts" for kind in ("classes", "tags", "vectors")})

@@ -7,8 +7,8 @@ from ..data.account import Account
 from ..data.documents import in_batches
 from ..generation import free_positions
 from ..lazy import torch, transformers
+from .answers import FinishedModel
 from .base import Objective
-from .finished_model import FinishedModel
 
 
 def count_cut(account: Account, texts: int) -> None:

@@ -80,8 +80,8 @@ class Objective:
     WHOLE_ROWS (no row is split over processes).
     tokens: what its tokenizer needs (tokens.py); None: it reads no text. words: what people read about it.
     compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
-    recipe names none. asks_for: (kind, column) of the answers in `Reads.questions`, which few-shot evaluation puts to
-    any language model: "classes", "numbers" or "texts"; None: no questions.
+    recipe names none. asks_for: the kind of the answers in `Reads.questions`, which few-shot evaluation puts to any
+    language model: "classes", "numbers" or "texts"; None: no questions.
     parts: the objectives that it consists of, by label; empty for most objectives.
     continues_prompts: whether the finished model gets evaluation.sample_prompts.
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
@@ -104,7 +104,7 @@ class Objective:
     words: Words = Words()
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
-    asks_for: tuple[str, str] | None = None
+    asks_for: str | None = None
     parts: "Mapping[str, Objective]" = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
@@ -118,10 +118,6 @@ class Objective:
             body = {"__annotations__": {"name": str}, "name": doc("what the model learns", cls.name)}
             body |= {"__module__": cls.__module__, "__qualname__": f"{cls.__qualname__}.Settings"}
             cls.Settings = dataclass(type("Settings", (cls.Settings,), body))
-        if not cls.__module__.startswith("anyformer."):
-            from .flat_attributes import with_words
-
-            with_words(cls)
 
     def __init__(self, recipe: Recipe):
         self.recipe, self.settings, self.seed = recipe, recipe.learned, recipe.training.seed

@@ -1,6 +1,9 @@
 from dataclasses import dataclass, replace
 
+from ..data.batch_keys import row_ids
+from ..data.cells import filled_text_of
 from ..errors import UserError
+from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.schema import doc
 from .data import Data
@@ -34,8 +37,6 @@ class ContinuesRows(Continues):
     head = "AutoModelForCausalLM"
 
     def asked(self, row: dict, place: str) -> str:
-        from ..data.cells import filled_text_of
-
         return filled_text_of(row, self.recipe.data.text_field, "text_field", place)
 
     def predict(self, finished, asked):
@@ -82,8 +83,4 @@ class CausalCollator:
         self.keys = ("input_ids", "labels", "position_ids") if packed else ("input_ids", "labels")
 
     def __call__(self, rows: list[dict]) -> dict:
-        import torch
-
-        from ..data.batch_keys import row_ids
-
         return {key: torch.stack([row[key] for row in rows]) for key in self.keys} | row_ids(rows)

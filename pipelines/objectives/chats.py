@@ -16,12 +16,11 @@ from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import at_limit, counted
 from .answering import continuations
-from .answers import Answers
+from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
 from .chat_templates import ChatTemplate, Encoded
 from .data import Data
 from .example_reads import stored, try_rows
-from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
@@ -149,16 +148,16 @@ class ReadsChats(Reads):
             rows = self._rows_of(data, read, batch)
             yield from (example for example, row in zip(batch, rows) if row is not None)
 
-    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        try_rows(self, examples, data)
+    try_examples = try_rows
 
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, Any]]:
-        """Columns of the rows, batch after batch, and the number of examples without a row."""
+        """Columns of the rows, batch after batch, with facts about them."""
         names, read = [*self._columns, "prompt", "answer", "full", "cut"], Conversations(self.settings, account)
         for batch in in_batches(examples):
             rows = self._rows_of(data, read, batch)
             usable = [row for row in rows if row is not None]
-            yield {name: [row[name] for row in usable] for name in names} | {"left_out": len(rows) - len(usable)}
+            columns = {name: [row[name] for row in usable] for name in names}
+            yield columns | {"facts": self._facts(columns, len(rows) - len(usable))}
 
     def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[dict[str, Any] | None]:
         """What _row_of returns for each example, with prompt and answer of its first conversation."""
@@ -171,14 +170,14 @@ class ReadsChats(Reads):
             rows.append(row and row | {"prompt": prompt, "answer": answer})
         return rows
 
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        """Counts of one batch, which are added up over all batches."""
+    def _facts(self, batch: dict[str, Any], left_out: int) -> dict:
+        """Counts of the rows of one batch, and of its examples without a row."""
         return {
             "examples": len(batch["labels"]),
             "tokens": sum(map(len, batch["input_ids"])),
             "at_max_length": sum(batch["full"]),
             "answers_cut": sum(batch["cut"]),
-            "left_out": batch["left_out"],
+            "left_out": left_out,
         }
 
     def _described(self, rows: Rows, tokens: str) -> str:
@@ -187,7 +186,7 @@ class ReadsChats(Reads):
         limit = at_limit(rows.facts["at_max_length"], number, f"max_length={self.settings.max_length}")
         more = f"; {left_out:,} more left out, whose prompt alone is longer" if left_out else ""
         total = counted(number, self._noun)
-        cut = rows.facts.get("answers_cut", 0)  # rows that earlier versions have stored do not say it
+        cut = rows.facts["answers_cut"]
         if cut > number / 10:
             more += f"\nin {cut:,} of {total} an answer is cut off at its end; raise task.max_length"
         return f"{total} of {rows.name}, {tokens}; {limit}{more}"

@@ -13,10 +13,11 @@ from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import Objective
+from .data import Data
 from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
 from .learns import Learns
 from .losses import WeightedClasses
-from .reads import Reads
+from .reads import Reads, label_column
 
 
 @dataclass
@@ -97,12 +98,8 @@ class ClassLabels:
 
     def facts(self, labels: Any) -> dict[str, Any]:
         """Facts about a batch's labels, whose numbers are added up over all batches."""
-        return {self.counted: self.histogram(labels)}
-
-    def histogram(self, labels: Any) -> dict[str, int]:
-        """{name of a class: how often its number is in `labels`}."""
         counts = torch.bincount(torch.as_tensor(labels, dtype=torch.long), minlength=len(self.names)).tolist()
-        return dict(zip(self.names, counts))
+        return {self.counted: dict(zip(self.names, counts))}
 
     def words(self, facts: dict[str, Any]) -> str:
         """The facts in words."""
@@ -115,8 +112,6 @@ class ClassLabels:
 
 def find_classes(
     reads: Reads,
-    column: str,
-    field: str,
     sources: dict,
     cache: Path,
     *,
@@ -128,13 +123,14 @@ def find_classes(
 
     They are the recipe's task.label_names, or else those in the examples.
 
-    field: how errors name the column, `task.label_field='label'`. learned: the model's names for the classes in the
-    data, without repeats: it may learn several as one. kind: makes the labels.
+    learned: the model's names for the classes in the data, without repeats: it may learn several as one. kind: makes
+    the labels.
 
     Raises UserError for labels that are no classes, for fewer than two classes, for a model that is measured and has
     other classes, for weights of another number, or for a metric of two classes with more.
     """
     objective, facts, recipe = reads.objective, reads.facts, reads.recipe
+    column, field = label_column(reads.settings)
     given, weights, new_head = reads.settings.label_names, reads.settings.class_weights, ""
     origin = "of task.label_names" if facts.measured is None else "of the model"
     if facts.measured is not None:
@@ -213,20 +209,22 @@ def names_of_outputs(config: Any) -> list[str]:
     return [str(name) for _, name in sorted(config.id2label.items())]
 
 
-def try_classes(column: str, field: str, examples: list, classes_in: Callable = the_value) -> None:
+def try_classes(settings: Any, examples: list, classes_in: Callable = the_value) -> None:
     """Raise UserError for examples (place, row) whose labels cannot be classes, before names are known."""
+    column, field = label_column(settings)
     for place, row in examples:
         for where, value in classes_in(row[column], place):
             check_class(value, field, where)
 
 
-def with_class_notes(objective: Objective, rows: dict) -> dict:
-    """The rows of all splits, with notes on missing and rare classes."""
-    data = objective.recipe.data
-    has_own = {"validation": data.validation_files or data.validation_split, "test": data.test_fraction is None}
+def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
+    """The `completed` of a Reads: the rows of all splits, with notes on missing and rare classes."""
+    section = reads.recipe.data
+    has_own = {"validation": section.validation_files or section.validation_split}
+    has_own["test"] = section.test_fraction is None
     for split, one in rows.items():
         counts = one.facts.get("classes") or {}
-        one.account.note(*class_notes(split, counts, not data.by_class and not has_own.get(split)))
+        one.account.note(*class_notes(split, counts, not section.by_class and not has_own.get(split)))
     return rows
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..lazy import np, torch
 from ..plugins import METRICS
+from .reads import label_column
 from .scores import Scored, Scores
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class ClassScores(Scores):
             numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
         of_rows, places = [numbers[judged.row(place)] for place in chosen], {}
         if not rows.facts.get("empty"):  # sentences without a word have no row: row numbers differ
-            places = places_of(source, [*self.data.reads.columns().values()][-1], of_rows)
+            places = places_of(source, label_column(self.settings)[0], of_rows)
         return {
             "unit": self.unit or f"{self.objective.words.row}s",
             **self._judged_classes(judged),

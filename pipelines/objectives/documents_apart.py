@@ -27,18 +27,13 @@ def check_documents_apart(model, name: str, data: Data, splits: Iterable[Rows], 
     if config.model_type in FAMILIES or config.is_encoder_decoder or in_parts:
         return
     begin_behind_padding(model)
-    if keeps_documents_apart(model, names_sent(data, splits)):
+    if keeps_documents_apart(model, data.reads.collated(data, *packed_row(splits)).keys()):
         return
     raise UserError(
         f"{section}.name_or_path={name!r} is a {type(model).__name__}, in which the documents of a packed row see each "
         f"other; set task.packing=false where the task has that, or convert it, where it has a twin, with anyformer "
         f"convert {name} FOLDER"
     )
-
-
-def names_sent(data: Data, splits: Iterable[Rows]) -> Collection[str]:
-    """Names of the inputs that the data's collator makes of a packed row."""
-    return data.reads.collated(data, *packed_row(splits)).keys()
 
 
 def begin_behind_padding(model) -> None:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from ..data.account import Account
 from ..data.cells import filled_text_of, text_of
 from ..storage.cache import sha
 from .data import Data
-from .reads import AS_READ, Reads
+from .reads import AS_READ, Reads, columns_of, text_columns_of
 from .tokens import UNLIMITED, padding_collator, train_or_load
 
 if TYPE_CHECKING:
@@ -19,18 +20,27 @@ if TYPE_CHECKING:
     from ..data.examples import Example, Examples
 
 
+def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
+    """The `try_examples` of texts: an example may have no text or, once there are data, no row."""
+    for _ in reads.texts(examples).documents():
+        pass
+    if data is not None:
+        for _ in reads._batches(data, examples, Account()):
+            pass
+
+
 class ReadsExamples(Reads):
-    """A subclass defines which columns it reads (`columns`), and encodes examples to rows (`rows`, `_batches`)."""
+    """A subclass encodes examples to rows (`rows`, `_batches`)."""
 
     legend = AS_READ
 
-    @abstractmethod
     def columns(self) -> dict[str, str]:
         """Recipe field -> column that is read; the last one holds the label or answer."""
+        return columns_of(self.settings)
 
     def text_columns(self) -> dict[str, str]:
         """{setting: the column that it names} for each text of an example."""
-        return self.columns()
+        return text_columns_of(self.settings)
 
     def asked_columns(self, there=None) -> dict[str, str]:
         return self.text_columns()
@@ -64,19 +74,15 @@ class ReadsExamples(Reads):
         """What is to be known of the labels of all splits before one is encoded (Data.labels). Raises UserError."""
         return None
 
-    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        try_rows(self, examples, data)
+    try_examples = try_rows
 
     @abstractmethod
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, list]]:
         """Rows of the examples, by column, batch after batch; counts what becomes of labels and texts.
 
-        Raises UserError for an example that makes no row.
+        A batch also has `facts`, a dict whose numbers are added up over all batches. Raises UserError for an example
+        that makes no row.
         """
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        """Facts about one of `_batches`, whose numbers are added up over all of them."""
-        return {"examples": len(batch["labels"]), "tokens": sum(map(len, batch["input_ids"]))}
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         return padding_collator(data.tokenizer)
@@ -95,15 +101,6 @@ class ReadsExamples(Reads):
         return self.text_in(row, column, field, place)
 
 
-def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
-    """Raise UserError for an example with no text or, once there are data, with no row."""
-    for _ in reads.texts(examples).documents():
-        pass
-    if data is not None:
-        for _ in reads._batches(data, examples, Account()):
-            pass
-
-
 def stored(
     reads: Any,
     data: Data,
@@ -113,12 +110,11 @@ def stored(
     *settings: Any,
     kind: Sequence[str] = (),
     make: Callable | None = None,
-    facts: Callable | None = None,
 ) -> "EncodedExamples":
-    """The rows that `reads._batches` makes of the examples, cached column-wise, with the `_facts` of each batch.
+    """The rows that `reads._batches` makes of the examples, cached column-wise, with the `facts` of all batches.
 
     columns: as schema_of takes them. settings: JSON of what the rows depend on beside examples and tokenizer; kind:
-    names before them. make, facts: used instead of `_batches` and `_facts`.
+    names before them. make: used instead of `_batches`.
     """
     from ..data.example_store import encode_examples, schema_of
     from ..data.examples import examples_fingerprint
@@ -126,5 +122,5 @@ def stored(
 
     # The name of the rows in the cache, and part of a run's identity.
     key = sha([*kind, examples_fingerprint(source), tokenizer_fingerprint(data.tokenizer), *settings])
-    make, facts = make or partial(reads._batches, data), facts or reads._facts
+    make, facts = make or partial(reads._batches, data), itemgetter("facts")
     return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)

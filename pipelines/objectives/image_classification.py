@@ -1,14 +1,15 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
 from ..plugins import register_objective
-from ..recipes.row_words import Words
+from ..recipes.row_words import PREDICTS
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
 from .answering import of_scores, piped
+from .answers import FinishedModel
 from .base import SHARE
 from .class_labels import (
     ClassLabels,
@@ -21,10 +22,7 @@ from .class_labels import (
 )
 from .class_scores import ClassScores, Judged
 from .data import Data
-from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
-from .label_values import the_value
-from .labelled_texts import label_setting
 from .showing import as_png, image_text, shares_text
 
 MOST_PIXELS = 96  # on a side of an image in a report
@@ -58,9 +56,6 @@ class ReadsClassedImages(ReadsImages):
         "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
     )
 
-    def columns(self) -> dict[str, str]:
-        return super().columns() | {"label_field": self.settings.label_field}
-
     def open(self) -> dict[str, Any]:
         weights = self.settings.class_weights if self.facts.measured is None else None
         if weights is not None and getattr(self.facts.config, "distillation_head", False):
@@ -71,7 +66,7 @@ class ReadsClassedImages(ReadsImages):
         return super().open()
 
     def _labels(self, sources: dict, cache: Path) -> ClassLabels:
-        return find_classes(self, self.settings.label_field, label_setting(self.settings), sources, cache)
+        return find_classes(self, sources, cache)
 
     def _store(self, data: Data, source, cache: Path):
         from ..images.processors import prepare_images
@@ -82,7 +77,7 @@ class ReadsClassedImages(ReadsImages):
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         if data is None:
-            try_classes(self.settings.label_field, label_setting(self.settings), examples, the_value)
+            try_classes(self.settings, examples)
         super().try_examples(examples, data)
         if data is not None:
             for place, row in examples:
@@ -92,8 +87,7 @@ class ReadsClassedImages(ReadsImages):
         """Decoded images with their class numbers; training rows are marked for augmentation."""
         return ImageRows(self._store(data, source, cache), augment=split == "train")
 
-    def completed(self, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
-        return with_class_notes(self.objective, rows)
+    completed = with_class_notes
 
     def collator(self, data: Data, packed: bool):
         """One collator for the rows of all splits: it augments marked rows alone, with others of the training rows."""
@@ -156,12 +150,7 @@ class ImageClassification(ImageObjective):
     families = ("vit",)
     compares = "classes"
     default_metrics = ("accuracy",)
-    words = Words(
-        row="example",
-        loss="nats per example",
-        use="anyformer predict {folder} FILE",
-        hub_task="image-classification",
-    )
+    words = replace(PREDICTS, hub_task="image-classification")
 
     def check(self) -> None:
         super().check()

@@ -11,11 +11,10 @@ from ..errors import UserError, need_package
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from .answering import vectors_of_images
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import Objective
 from .data import Data
-from .finished_model import FinishedModel
-from .reads import Reads
+from .reads import Reads, columns_of
 
 
 @dataclass
@@ -47,10 +46,6 @@ class ImageObjective(Objective):
 class ReadsImages(Reads):
     """Images, decoded and fitted to the model's size; the processor of the Data is an image processor."""
 
-    def columns(self) -> dict[str, str]:
-        """Recipe field -> column that is read."""
-        return {"image_field": self.settings.image_field}
-
     def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         return {"image_field": self.settings.image_field}
 
@@ -65,7 +60,7 @@ class ReadsImages(Reads):
         from ..data.image_files import open_images
 
         need_package(self.objective.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, self.columns(), self.objective.settings.stratified_by)
+        return open_images(self.recipe.data, columns_of(self.settings), self.objective.settings.stratified_by)
 
     def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """With mean and std of the training images in a fresh processor."""

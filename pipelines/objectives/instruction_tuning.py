@@ -12,10 +12,10 @@ from ..plugins import METRICS, register_objective
 from ..recipes.schema import Recipe, doc
 from ..words import counted
 from .answering import continuations
+from .answers import FinishedModel
 from .chat_templates import Encoded
 from .chats import ChatSettings, ChatTask, ReadsChats
 from .data import Data
-from .finished_model import FinishedModel
 from .messages import ASSISTANT, Chat, Conversations
 from .scores import Scored
 from .showing import is_label, row_text
@@ -78,8 +78,8 @@ class ReadsInstructions(ReadsChats):
 
         return PackedExamples(encoded, self.settings.max_length, data.labels.padding)
 
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        return super()._facts(batch) | {
+    def _facts(self, batch: dict[str, Any], left_out: int) -> dict:
+        return super()._facts(batch, left_out) | {
             "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"])
         }
 
@@ -117,11 +117,6 @@ class ReadsInstructions(ReadsChats):
 
 class AnswerScores(PerplexityScores):
     """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
-
-    def of_pass(
-        self, metrics: Sequence[str], result: dict[str, float], rows: Rows, train: Rows | None
-    ) -> dict[str, float]:
-        return super().of_pass([name for name in metrics if METRICS[name].fits("tokens")], result, rows, train)
 
     def of_answers(
         self, answers: "Answers", finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
@@ -170,10 +165,9 @@ class InstructionTuning(ChatTask):
         return [name for name, row in METRICS.items() if name in fitting or row.fits("texts")]
 
     @property
-    def asks_for(self) -> tuple[str, str] | None:
+    def asks_for(self) -> str | None:
         section = self.settings
-        is_prompt = section.messages_field is None and section.prompt_field is not None
-        return ("texts", section.answer_field) if is_prompt else None
+        return "texts" if section.messages_field is None and section.prompt_field is not None else None
 
     def metrics_of_answers(self) -> list[str]:
         return [name for name in self.metrics if METRICS[name].fits("texts")]

@@ -17,12 +17,11 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
 from .class_labels import try_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import FinishedModel
 from .showing import sequence_text
 from .tokens import Tokens
 
@@ -60,6 +59,10 @@ class LabelledTextTask(Objective, ABC):
     @abstractmethod
     def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
         """The labels of the examples of all splits, such as ClassLabels. Raises UserError."""
+
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
+        return of_scores(found)
 
     def encoding(self) -> "JoinedTexts":
         """How the texts of an example become token ids."""
@@ -102,15 +105,6 @@ class JoinedTexts:
 class ReadsLabelledTexts(ReadsExamples):
     """Texts or pairs of texts, each with a label; for a teacher also texts without."""
 
-    def columns(self) -> dict[str, str]:
-        label = self.settings.label_field
-        return {**self.text_columns(), **({} if label is None else {"label_field": label})}
-
-    def text_columns(self) -> dict[str, str]:
-        section = self.settings
-        pair = {"text_pair_field": section.text_pair_field} if section.text_pair_field else {}
-        return {"text_field": section.text_field, **pair}
-
     def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         needed = self.objective.encoding().needs_both
         columns, there = self.text_columns(), self.text_columns().values() if there is None else there
@@ -123,7 +117,7 @@ class ReadsLabelledTexts(ReadsExamples):
         super().try_examples(examples, data)
         classes_in = self.objective.classes_in
         if data is None and classes_in is not None:
-            try_classes(self.settings.label_field, label_setting(self.settings), examples, classes_in)
+            try_classes(self.settings, examples, classes_in)
 
     def rows(
         self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
@@ -132,8 +126,7 @@ class ReadsLabelledTexts(ReadsExamples):
         labels = data.labels if labelled else NoLabels(data.labels)
         columns = self.objective.encoding().columns(data.tokenizer) | {"labels": labels.type}
         settings = [self.settings.max_length, labels.identity(), list(columns)]
-        make, facts = partial(self._batches, data, labels=labels), partial(self._facts, labels=labels)
-        return stored(self, data, source, cache, columns, settings, make=make, facts=facts)
+        return stored(self, data, source, cache, columns, settings, make=partial(self._batches, data, labels=labels))
 
     def _batches(
         self, data: Data, examples: "Examples", account: Account, labels: Any = None
@@ -145,22 +138,20 @@ class ReadsLabelledTexts(ReadsExamples):
                 [self.text_in(row, column, field, place) for place, row in batch] for field, column in columns.items()
             ]
             encoded = encoding.encode(tokenizer, texts)
-            for (place, _), lengths in zip(batch, encoding.lengths(encoded)):
-                if not all(lengths):
+            lengths = encoding.lengths(encoded)
+            for (place, _), of_row in zip(batch, lengths):
+                if not all(of_row):
                     raise UserError(f"task.text_field={self.settings.text_field!r}: {place} holds no token")
-            yield {**encoded, "labels": [labels.of(row, place, account) for place, row in batch]}
+            of_batch = [labels.of(row, place, account) for place, row in batch]
+            facts = {
+                "examples": len(batch),
+                "tokens": sum(len(ids) for ids in encoded["input_ids"]),
+                "at_max_length": sum(max(of_row) >= self.settings.max_length for of_row in lengths),
+                **labels.facts(of_batch),
+            }
+            yield {**encoded, "labels": of_batch, "facts": facts}
 
-    def _facts(self, batch: dict[str, list], labels: Any) -> dict:
-        lengths = self.objective.encoding().lengths(batch)
-        return {
-            "examples": len(batch["input_ids"]),
-            "tokens": sum(len(ids) for ids in batch["input_ids"]),
-            "at_max_length": sum(max(of_row) >= self.settings.max_length for of_row in lengths),
-            **labels.facts(batch["labels"]),
-        }
-
-    def completed(self, data: Data, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
-        return with_class_notes(self.objective, rows)
+    completed = with_class_notes
 
     def collator(self, data: Data, packed: bool) -> Any:
         return self.objective.encoding().collator(super().collator(data, packed), data.tokenizer)
@@ -184,11 +175,6 @@ class ReadsLabelledTexts(ReadsExamples):
         is_missing = label.dim() == 0 and label == UNLABELLED
         words = "no label" if is_missing else data.labels.shown(label)
         self.objective.encoding().show(console, data.tokenizer, number, row, words)
-
-
-def label_setting(settings: Any) -> str:
-    """How errors name the column of the labels: `task.label_field='label'`."""
-    return f"task.label_field={settings.label_field!r}"
 
 
 class NoLabels:
@@ -219,8 +205,4 @@ class AnswersTexts(Answers):
 
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
         results = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)
-        return list(map(self._answer_of, results))
-
-    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
-        return of_scores(found)
+        return list(map(self.objective.answer_of, results))

@@ -23,7 +23,7 @@ class Learns:
 
     def config_fields(self) -> dict[str, Any]:
         """Fields that the objective sets in the model's config."""
-        return {}
+        return dict(self.objective.planned().fields)
 
     def adapt(self, model: Any) -> None:
         """Change a model before it is trained or measured, such as its generation config."""

@@ -150,7 +150,6 @@ class Mixture(SeveralObjectives):
 
     name = "mixture"
     families = FamiliesWith("AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM")
-    part_noun = "objective"
     label_field = "label"
     words = Words(loss="nats per predicted token")
     Settings = MixtureSettings

@@ -1,7 +1,7 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,10 +25,10 @@ from .labelled_texts import (
     LabelledTextSettings,
     LabelledTextTask,
     ReadsLabelledTexts,
-    label_setting,
     your_text_or_pair,
 )
 from .losses import SeveralLabels
+from .reads import label_column
 from .scores import Scored
 
 IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi_hot and task.label_names"
@@ -140,30 +140,20 @@ class LabelSetScores(ClassScores):
         return self.data.labels.names[value] if isinstance(value, int) else self.data.labels.chosen(value)
 
 
-class AnswersLabelSets(AnswersTexts):
-    """Any number of classes for a text or a pair of texts."""
-
-    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        scores = {output["label"]: output["score"] for output in found}
-        classes = [name for name, score in scores.items() if score >= self.settings.threshold]
-        return {"prediction": classes, "scores": scores}
-
-
-def every_class(settings: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The example whose answer has all classes."""
-    return your_text_or_pair(settings)[0], {"top_k": None}
-
-
 @register_objective
 class MultiLabelClassification(LabelledTextTask):
     """Any number of classes for a text or a pair of texts, each by itself (binary cross-entropy)."""
 
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
-    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersLabelSets
+    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersTexts
     compares = "label_sets"
     default_metrics = ("f1_micro", "f1_macro")
-    words = replace(LabelledTextTask.words, loss="nats per label", example=every_class)
+    words = replace(
+        LabelledTextTask.words,
+        loss="nats per label",
+        example=lambda settings: (your_text_or_pair(settings)[0], {"top_k": None}),  # whose answer has all classes
+    )
 
     def check(self) -> None:
         super().check()
@@ -172,7 +162,7 @@ class MultiLabelClassification(LabelledTextTask):
             raise UserError("task.labels_are=multi_hot needs task.label_names, the classes in the order of the lists")
 
     def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
-        field = label_setting(self.settings)
+        _, field = label_column(self.settings)
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no list of classes ([] is none)")
         if self.settings.is_multi_hot:
@@ -187,16 +177,16 @@ class MultiLabelClassification(LabelledTextTask):
         names = self.settings.label_names
         if len(value) != len(names) or any(one not in (0, 1) for one in value):
             raise UserError(
-                f"{label_setting(self.settings)}: {place} holds {show(value)}, but task.labels_are=multi_hot takes "
+                f"{label_column(self.settings)[1]}: {place} holds {show(value)}, but task.labels_are=multi_hot takes "
                 f"{len(names)} numbers, a 0 or 1 for each class"
             )
         return [number for number, one in enumerate(value) if one]
 
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        scores = {output["label"]: output["score"] for output in found}
+        classes = [name for name, score in scores.items() if score >= self.settings.threshold]
+        return {"prediction": classes, "scores": scores}
+
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
-        settings = self.settings
-        of_classes = settings.label_field, label_setting(settings), sources, cache
-
-        def kind(*args, **further) -> LabelSets:
-            return LabelSets(*args, is_multi_hot=settings.is_multi_hot, **further)
-
-        return find_classes(reads, *of_classes, classes_in=self.classes_in, kind=kind)
+        kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot)
+        return find_classes(reads, sources, cache, classes_in=self.classes_in, kind=kind)

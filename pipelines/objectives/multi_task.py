@@ -10,9 +10,9 @@ from ..data.ordered_rows import OrderedRows
 from ..errors import UserError
 from ..plugins import register_objective
 from ..recipes.schema import DataSection, doc
-from .base import Planned, refuse_idle
+from .answers import FinishedModel
+from .base import refuse_idle
 from .data import Data
-from .finished_model import FinishedModel
 from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
@@ -57,7 +57,7 @@ class ReadsTasks(ReadsParts):
         for label, source in sources["train"].items():
             with self.objective.of_part(label):
                 part = self._parts[label]
-                corpora[label] = part.texts(source, part.find_classes(of_label(sources, label), cache))
+                corpora[label] = part.texts(source, part.objective.find_classes(of_label(sources, label), cache))
         return self._joined(corpora)
 
     def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
@@ -107,7 +107,6 @@ class MultiTask(SeveralObjectives):
 
     name = "multi_task"
     section = WritingTask.section
-    part_noun = "task"
     label_field = "name"
     Settings = MultiTaskSettings
     Reads, Learns, Scores, Answers = ReadsTasks, LearnsToWrite, TaskScores, WritesForTasks
@@ -159,5 +158,4 @@ class MultiTask(SeveralObjectives):
         own = super().lengths() | {"max_new_tokens": self.settings.max_new_tokens}
         return own | {f"parts.{number}.max_new_tokens": part.max_new_tokens for number, part in parts}
 
-    def planned(self) -> Planned:
-        return Planned((self.settings.max_length, self.settings.most_written))
+    planned = WritingTask.planned

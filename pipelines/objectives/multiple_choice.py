@@ -20,12 +20,11 @@ from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import by_length, count_cut
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective, Planned
 from .class_scores import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import FinishedModel
 from .label_values import count_text, held
 from .showing import sequence_text
 from .tokens import Tokens, padding_collator
@@ -69,18 +68,6 @@ def joined_choices(
 class ReadsChoices(ReadsExamples):
     """Contexts or questions, with their choices."""
 
-    def columns(self) -> dict[str, str]:
-        return {**self.text_columns(), "label_field": self.settings.label_field}
-
-    def text_columns(self) -> dict[str, str]:
-        section = self.settings
-        texts = {name: getattr(section, name) for name in ("context_field", "question_field")}
-        texts = {name: column for name, column in texts.items() if column is not None}
-        choices = section.choices_field
-        if isinstance(choices, str):
-            return texts | {"choices_field": choices}
-        return texts | {f"choices_field.{number}": column for number, column in enumerate(choices)}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The text of a column, which may be empty, or the choices of a list, one on each line."""
         if field == "choices_field":
@@ -110,7 +97,14 @@ class ReadsChoices(ReadsExamples):
             by_letter = is_letter(batch[0][1][self.settings.label_field]) if by_letter is None else by_letter
             labels = [self._label(row, place, number, by_letter, account) for place, row in batch]
             joined, full = joined_choices(self.settings, tokenizer, choices)
-            yield joined | {"labels": labels, "facts": {"choices": len(choices) * number, "at_max_length": full}}
+            facts = {
+                "examples": len(labels),
+                "tokens": sum(map(len, joined["input_ids"])),
+                "classes": {str(right): labels.count(right) for right in range(number)},
+                "choices": len(choices) * number,
+                "at_max_length": full,
+            }
+            yield joined | {"labels": labels, "facts": facts}
 
     def pairs(self, row: dict, place: str) -> list[tuple[str, str]]:
         """(context, question and choice) or (question, choice), a pair of texts for each choice of an example."""
@@ -162,11 +156,6 @@ class ReadsChoices(ReadsExamples):
                 f"from 0"
             )
         return value
-
-    def _facts(self, batch: dict[str, list]) -> dict[str, Any]:
-        rights = {str(number): batch["labels"].count(number) for number in range(max(map(len, batch["choice_ends"])))}
-        tokens = sum(map(len, batch["input_ids"]))
-        return {"examples": len(batch["labels"]), "tokens": tokens, "classes": rights, **batch["facts"]}
 
     def describe(self, data: Data, rows) -> str:
         facts = rows.facts

@@ -29,11 +29,10 @@ class SeveralObjectives(Objective):
     A subclass binds each part to a recipe of its own (`bound`). The rows of all parts share batches and one tokenizer,
     and the log shows the loss of each part.
 
-    part_noun: the word for a part in messages. label_field: the setting of a part that names its losses and metrics.
+    label_field: the setting of a part that names its losses and metrics.
     reads_recipes_data: whether some part reads the data section of the recipe.
     """
 
-    part_noun: ClassVar[str]
     label_field: ClassVar[str]
     reads_recipes_data: bool = False
 
@@ -44,12 +43,13 @@ class SeveralObjectives(Objective):
     def label_of(self, part: Any) -> str:
         return getattr(part, self.label_field)
 
-    def check_labels(self) -> None:
-        """Raise UserError for fewer than two parts, and for labels that are not names or occur twice."""
+    @cached_property
+    def parts(self) -> dict[str, Objective]:
+        """The parts by label; raises UserError for fewer than two, and for labels that are no names or occur twice."""
         labels, where = [self.label_of(part) for part in self.settings.parts], f"{self.section}.parts"
         if len(labels) < 2:
             raise UserError(
-                f"{where} has {len(labels)} of the two or more {self.part_noun}s that {self.name} learns together"
+                f"{where} has {len(labels)} of the two or more {self.section}s that {self.name} learns together"
             )
         for number, label in enumerate(labels):
             if not re.fullmatch(r"\w+", label) or labels.index(label) != number:
@@ -57,12 +57,7 @@ class SeveralObjectives(Objective):
                     f"{where}.{number}.{self.label_field}={show(label)} must be a name of letters, digits and _ that "
                     f"no other has"
                 )
-
-    @cached_property
-    def parts(self) -> dict[str, Objective]:
-        """The parts by label; raises UserError as check_labels does."""
-        self.check_labels()
-        return {self.label_of(part): self.bound(part) for part in self.settings.parts}
+        return dict(zip(labels, map(self.bound, self.settings.parts)))
 
     @contextmanager
     def of_part(self, label: str) -> Iterator[None]:

@@ -62,13 +62,14 @@ class TokenLosses:
 def metrics_of_losses(
     tokenizer: Any, metrics: Sequence[str], result: Mapping[str, float], rows: Rows, train: Rows | None
 ) -> dict[str, float]:
-    """Metrics of all rows and of each part of them: {"perplexity": ..., "perplexity_causal": ...}.
+    """Those of `metrics` that follow from losses, of all rows and of each part: {"perplexity": 9.5, "perplexity_a": 8}.
 
     result, train: as Scores.of_pass takes them.
     """
     train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
     losses = TokenLosses(result["nll"], result["predictions"], rows, train, vocabulary_size(tokenizer))
-    chosen = {name: METRICS[name] for name in metrics if train is not None or not METRICS[name].needs_train}
+    of_losses = {name: METRICS[name] for name in metrics if METRICS[name].of_losses is not None}
+    chosen = {name: row for name, row in of_losses.items() if train is not None or not row.needs_train}
     results = {name: row.of_losses(losses) for name, row in chosen.items()}
     for part in [name for name in result if name.startswith(OF_PART)]:
         of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)

@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from ..data.batch_keys import row_ids
+from ..data.rows import evenly_spread
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
-from ..words import counted
+from ..storage.atomic import replaced_file
+from ..words import counted, watched
+from .answers import FinishedModel
 from .base import Planned
 from .data import Data
-from .finished_model import FinishedModel
 from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
 from .label_values import Classes
 from .learns import Learns
@@ -21,6 +23,9 @@ from .scores import Scored, Scores
 from .showing import MOST, image_text
 
 PICTURE = "completions.png"
+SCALE = 6  # each pixel of it is drawn as a square of this side
+GAP = 2  # pixels between two images, drawn as large
+MOST_PROBED = 10_000  # training images that the linear probe is fitted to
 
 
 @dataclass
@@ -66,10 +71,6 @@ class ReadsPixels(ReadsImages):
         "an image reduced to the recipe's colours, darker to brighter [shades]; its pixels are predicted row by row, "
         "each from those before it"
     )
-
-    def columns(self) -> dict[str, str]:
-        labels = {"label_field": self.settings.label_field} if self.settings.label_field else {}
-        return super().columns() | labels
 
     def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """With colours that are fitted to the training images in a fresh processor."""
@@ -173,8 +174,6 @@ class PixelScores(Scores):
         return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
 
     def of_answers(self, answers, finished: FinishedModel, rows, numbers: Sequence[int], train) -> Scored:
-        from .linear_probe import linear_probe
-
         if "linear_probe" not in self.recipe.evaluation.metrics:
             return Scored()
         sizes = {"batch_size": self.recipe.training.per_device_train_batch_size, "seed": self.objective.seed}
@@ -208,8 +207,6 @@ class CompletesImages(AnswersImages):
 
     def draw(self, finished: FinishedModel, rows, path: Path) -> bool:
         """Write a PNG of images completed from their upper halves; return whether any were asked for."""
-        from .pixel_completion import write_completions
-
         number = self.recipe.evaluation.sample_images
         if number:
             write_completions(path, finished.model, Palette(self.processor), rows, number, self.objective.seed)
@@ -276,3 +273,84 @@ def stack_pixels(rows: list[dict]) -> dict:
     """
     batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
     return batch | {"shift_labels": batch["labels"]} | row_ids(rows)
+
+
+# ---- the linear probe: logistic regression on averaged features (Chen et al. 2020, 2.3)
+
+
+def features(model, rows, indices, layer: int, batch_size: int) -> "np.ndarray":
+    """Float32 (n, D): hidden states before block `layer` (0: the embeddings), averaged over the tokens of each row."""
+    means = []
+    for start in watched(range(0, len(indices), batch_size), "probing, batch"):
+        ids = torch.stack([rows[i]["input_ids"] for i in indices[start : start + batch_size]]).to(model.device)
+        with torch.no_grad():
+            outputs = model.base_model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        means.append(outputs.hidden_states[layer].float().mean(dim=1).cpu().numpy())
+    return np.concatenate(means)
+
+
+def linear_probe(model, train, test, *, batch_size: int = 64, seed: int = 0) -> float:
+    """Accuracy on all rows of `test` of a regression fitted to at most MOST_PROBED random rows of `train`."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    layer, number = model.config.num_hidden_layers // 2, min(MOST_PROBED, len(train))
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(train))[:number])
+    was_training = model.training
+    model.eval()
+    inputs = features(model, train, chosen, layer, batch_size)
+    test_inputs = features(model, test, range(len(test)), layer, batch_size)
+    model.train(was_training)
+    regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(inputs, train.labels[chosen])
+    return float((regression.predict(test_inputs) == test.labels).mean())
+
+
+# ---- images that a model completes from their upper halves: a picture (upper half | completion | original)
+
+
+def complete(model, palette: Palette, codes: "np.ndarray", *, seed: int) -> "np.ndarray":
+    """The colour numbers (B, S * S) with their second halves replaced by what the model samples."""
+    codes = np.asarray(codes).astype(np.int64)
+    half = palette.shape[1] // 2 * palette.shape[2]
+    start = np.full((len(codes), 1), len(palette.clusters))
+    prompt = torch.from_numpy(np.concatenate([start, codes[:, :half]], axis=1)).to(model.device)
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        tokens = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=codes.shape[1] - half,
+            min_new_tokens=codes.shape[1] - half,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+        )
+    return tokens[:, 1:].cpu().numpy()
+
+
+def completion_grid(palette: Palette, originals: "np.ndarray", completed: "np.ndarray") -> "np.ndarray":
+    """A picture as bytes (height, width, 3): a row per image with its upper half, its completion, and the original."""
+    whole, completions = palette.pictures(originals), palette.pictures(completed)
+    seen = whole.copy()
+    seen[:, whole.shape[1] // 2 :] = 128
+    rows = []
+    for images in zip(seen, completions, whole):
+        drawn = [image.repeat(SCALE, axis=0).repeat(SCALE, axis=1) for image in images]
+        gap = np.full((drawn[0].shape[0], GAP * SCALE, 3), 255, dtype=np.uint8)
+        rows += [np.concatenate([drawn[0], gap, drawn[1], gap, drawn[2]], axis=1)]
+        rows += [np.full((GAP * SCALE, rows[0].shape[1], 3), 255, dtype=np.uint8)]
+    return np.concatenate(rows[:-1])
+
+
+def write_completions(path: Path, model, palette: Palette, rows, number: int, seed: int) -> Path:
+    """Complete `number` images, evenly spread over the rows, and write the picture as PNG."""
+    import PIL.Image
+
+    chosen = evenly_spread(len(rows), number)
+    originals = np.asarray(rows.codes[chosen])
+    grid = completion_grid(palette, originals, complete(model, palette, originals, seed=seed))
+    with replaced_file(path) as staged:
+        PIL.Image.fromarray(grid).save(staged, format="PNG")
+    return path

@@ -19,13 +19,13 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import counted, watched
 from .answering import count_cut
-from .answers import Answers
+from .answers import SAMPLES, Answers, FinishedModel
 from .base import Objective
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import SAMPLES, FinishedModel
 from .learns import Learns
 from .losses import Spans
+from .reads import text_columns_of
 from .scores import Scored, Scores
 from .showing import sequence_text
 from .tokens import Tokens, need_offsets, padding_collator
@@ -64,10 +64,6 @@ class QuestionAnsweringSettings(ObjectiveSettings):
         """Most tokens of a question that are read; longer questions are cut."""
         return min(LONGEST_QUESTION, self.max_length // 4)
 
-    @property
-    def text_columns(self) -> dict[str, str]:
-        return {"question_field": self.question_field, "context_field": self.context_field}
-
 
 class Windows:
     """The windows of questions and their contexts, as token ids."""
@@ -80,7 +76,7 @@ class Windows:
         tokenizer = text_tokenizer(self.tokenizer)
         before = 0
         for batch in in_batches(examples, 200):
-            columns = self.settings.text_columns.items()
+            columns = text_columns_of(self.settings).items()
             questions, contexts = ([filled_text_of(row, c, f, place) for place, row in batch] for f, c in columns)
             answers = [right_answers(self.settings, row, place) if labelled else [] for place, row in batch]
             questions, cut = self._cut(tokenizer, [text.strip() for text in questions])
@@ -125,6 +121,8 @@ class Windows:
                 "questions_cut": cut,
                 "without_answer": sum(not right for right in answers),
                 "answer_in_no_window": sum(bool(right) and i not in answered for i, right in enumerate(answers)),
+                "windows": len(windows["input_ids"]),
+                "tokens": sum(map(len, windows["input_ids"])),
             }
             others = sum(max(0, len(right) - 1) for right in answers)
             account.left_out("answer", "beside the first one, not learned", others, is_usual=True)
@@ -179,13 +177,6 @@ def right_answers(settings: QuestionAnsweringSettings, row: dict, place: str) ->
 class ReadsQuestions(ReadsExamples):
     """Questions with their contexts, in windows."""
 
-    def columns(self) -> dict[str, str]:
-        names = ("answer_text_field", "answer_start_field")
-        return self.text_columns() | {name: getattr(self.settings, name) for name in names}
-
-    def text_columns(self) -> dict[str, str]:
-        return self.settings.text_columns
-
     def prepare(self, sources, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer that does not say where in the text its tokens stand."""
         data = super().prepare(sources, cache, progress, tokenizer)
@@ -209,13 +200,6 @@ class ReadsQuestions(ReadsExamples):
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         return Windows(self.settings, data.tokenizer).of(examples, account)
-
-    def _facts(self, batch: dict[str, list]) -> dict:
-        return {
-            **batch["facts"],
-            "windows": len(batch["input_ids"]),
-            "tokens": sum(map(len, batch["input_ids"])),
-        }
 
     def describe(self, data: Data, rows) -> str:
         facts = rows.facts
@@ -257,7 +241,7 @@ class AnswersQuestions(Answers):
     finishes_on = "all"
 
     def asked(self, row: dict, place: str) -> dict[str, str]:
-        columns = self.settings.text_columns.items()
+        columns = text_columns_of(self.settings).items()
         return {column: filled_text_of(row, column, field, place) for field, column in columns}
 
     def of_windows(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> list[dict]:

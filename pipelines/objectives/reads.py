@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..data.batch_keys import EPOCH, ROW_IDS
 from ..words import counted
 from .data import Data, ModelFacts
 
@@ -16,6 +18,32 @@ if TYPE_CHECKING:
 
 # The legend of rows that are printed as the model reads them.
 AS_READ = "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+
+# Settings that name columns of labels, which rows that are asked about do not have.
+LABELS = ("label_field", "tags_field", "answer_text_field", "answer_start_field")
+
+
+def columns_of(settings: Any) -> dict[str, str]:
+    """{setting: column} of the settings NAME_field that name one; of several columns NAME_field.0 and so on."""
+    columns = {}
+    for row in fields(settings):
+        named = getattr(settings, row.name) if row.name.endswith("_field") else None
+        if isinstance(named, list):
+            columns |= {f"{row.name}.{number}": column for number, column in enumerate(named)}
+        elif named is not None:
+            columns[row.name] = named
+    return columns
+
+
+def text_columns_of(settings: Any) -> dict[str, str]:
+    """Those of `columns_of` that hold no label."""
+    return {name: column for name, column in columns_of(settings).items() if name not in LABELS}
+
+
+def label_column(settings: Any) -> tuple[str, str]:
+    """(the column of a task's labels, the last one; how errors name it: `task.label_field='label'`)."""
+    field, column = [*columns_of(settings).items()][-1]
+    return column, f"task.{field}={column!r}"
 
 
 class Reads(ABC):
@@ -65,8 +93,6 @@ class Reads(ABC):
 
     def collated(self, data: Data, rows: "Rows", number: int, row: dict) -> dict:
         """A batch of this row alone, as training sees it in its first epoch."""
-        from ..data.batch_keys import EPOCH, ROW_IDS
-
         return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
     def prepare_share(

@@ -71,8 +71,7 @@ class ReadsCorrupted(ReadsText):
         lengths = self._widths() if self._has_one_width or corrupt.has_one_width else (None, None)
         return SourceTargetCollator(corrupt, data.tokenizer, self.seed, lengths)
 
-    def show(self, console, data, rows, number, row):
-        show_source_and_target(console, data, rows, number, row)
+    show = show_source_and_target
 
 
 class LearnsToRestore(LearnsText):

@@ -8,9 +8,8 @@ from .data import Data
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
-    from .answers import Answers
+    from .answers import Answers, FinishedModel
     from .base import Objective
-    from .finished_model import FinishedModel
 
 OF_PART = "loss_"  # prefix of the names of the parts' losses, and of no other metric
 

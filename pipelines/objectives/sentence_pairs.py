@@ -16,7 +16,7 @@ from ..recipes.types import show
 from ..words import counted
 from .base import Planned
 from .data import Data
-from .masking import (
+from .masked import (
     HIDDEN,
     WORDS,
     FillsMasks,
@@ -99,7 +99,7 @@ class LearnsPairs(LearnsText):
     """Hidden tokens, and whether the second segment is right."""
 
     def config_fields(self) -> dict[str, Any]:
-        return frame_ids(self.tokenizer) | self.objective.planned().fields
+        return frame_ids(self.tokenizer) | super().config_fields()
 
     def adapt(self, model: Any) -> None:
         super().adapt(model)
@@ -119,9 +119,8 @@ class PairScores(PerplexityScores):
     """Perplexity of the hidden tokens, both losses, and the share of the pairs that are told right."""
 
     def of_pass(self, metrics, result, rows, train):
-        of_tokens = [name for name in metrics if METRICS[name].of_losses]
         parts = {name: result[name] for name in (*PairLosses.losses, *metrics) if name in result}
-        return parts | super().of_pass(of_tokens, result, rows, train)
+        return parts | super().of_pass(metrics, result, rows, train)
 
 
 @register_objective

@@ -18,10 +18,9 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import Planned, refuse_idle
 from .data import Data
-from .finished_model import FinishedModel
 from .labelled_texts import JoinedTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .losses import Cosine, InBatchNegatives
@@ -114,9 +113,6 @@ class SeparateTexts(JoinedTexts):
 
 class LearnsCosines(Learns):
     """The cosines of two texts' vectors."""
-
-    def config_fields(self) -> dict[str, Any]:
-        return dict(self.objective.planned().fields)
 
     def adapt(self, model) -> None:
         self.objective.check_encoder(model.config)
@@ -223,8 +219,8 @@ class SentenceSimilarity(LabelledTextTask):
         super().check()
 
     @property
-    def asks_for(self) -> tuple[str, str] | None:
-        return None if self.settings.label_field is None else ("numbers", self.settings.label_field)
+    def asks_for(self) -> str | None:
+        return None if self.settings.label_field is None else "numbers"
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Cosines:
         """Raises UserError for an encoder-decoder that is measured."""

@@ -11,7 +11,7 @@ from .class_labels import (
 )
 from .class_scores import ClassScores
 from .label_values import the_value
-from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
+from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 
 
 @dataclass
@@ -25,19 +25,15 @@ class SequenceClassification(LabelledTextTask):
 
     name = "sequence_classification"
     taught = "classes"
-    compares = "classes"
+    compares = asks_for = "classes"
     default_metrics = ("accuracy",)
     Settings = SequenceClassificationSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsClasses, ClassScores, AnswersTexts
     classes_in = staticmethod(the_value)
-
-    @property
-    def asks_for(self) -> tuple[str, str]:
-        return "classes", self.settings.label_field
 
     def check(self) -> None:
         super().check()
         check_classes(self)
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> ClassLabels:
-        return find_classes(reads, self.settings.label_field, label_setting(self.settings), sources, cache)
+        return find_classes(reads, sources, cache)

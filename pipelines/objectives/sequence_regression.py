@@ -14,8 +14,9 @@ from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
 from .label_values import number_of
-from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, label_setting
+from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
+from .reads import label_column
 from .scores import Scored, Scores
 
 
@@ -32,17 +33,15 @@ class Numbers:
     def __init__(self, settings: LabelledTextSettings):
         self.settings = settings
 
-    def of(self, row: dict, place: str, account: Account | None = None) -> float:
-        """The label of an example: its number. Raises UserError."""
-        return self.answer(row, place, account)
-
     def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
-        field = label_setting(self.settings)
+        _, field = label_column(self.settings)
         number = number_of(self.value_in(row), field, place, account)
         if number == IGNORE_INDEX:
             raise UserError(f"{field}: {place} holds {number:g}, which stands for a missing label; scale the labels")
         return number
+
+    of = answer  # the label of an example: its number
 
     def value_in(self, row: dict) -> Any:
         """What the label column of an example holds."""
@@ -85,14 +84,7 @@ class LearnsNumber(Learns):
         fields = {"id2label": {0: "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
         if self.settings.text_pair_field is not None:
             fields["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
-        return decoder_start(self.objective, self.tokenizer) | self.objective.planned().fields | fields
-
-
-class AnswersNumber(AnswersTexts):
-    """A number for a text or a pair of texts."""
-
-    def _answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"prediction": found[0]["score"]}
+        return decoder_start(self.objective, self.tokenizer) | super().config_fields() | fields
 
 
 @register_objective
@@ -101,8 +93,8 @@ class SequenceRegression(LabelledTextTask):
 
     name = "sequence_regression"
     Settings = SequenceRegressionSettings
-    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersNumber
-    compares = "numbers"
+    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersTexts
+    compares = asks_for = "numbers"
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
 
@@ -120,9 +112,8 @@ class SequenceRegression(LabelledTextTask):
             )
         return Numbers(self.settings)
 
-    @property
-    def asks_for(self) -> tuple[str, str]:
-        return "numbers", self.settings.label_field
+    def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"prediction": found[0]["score"]}
 
     def planned(self) -> Planned:
         return replace(super().planned(), fields={"num_labels": 1})

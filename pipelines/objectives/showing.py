@@ -180,9 +180,9 @@ def shares_text(label, names: list[str]) -> str:
     return ", ".join(f"{share:.0%} {name}" for share, name in shares)
 
 
-def show_source_and_target(console, data, rows, number: int, row: dict) -> None:
-    """Print a row of an encoder-decoder: what is read and what has to be written."""
-    batch, documents = data.reads.collated(data, rows, number, row), rows.documents(number, row)
+def show_source_and_target(reads, console, data, rows, number: int, row: dict) -> None:
+    """The `show` of a Reads whose rows are an encoder-decoder's: print what is read and what has to be written."""
+    batch, documents = reads.collated(data, rows, number, row), rows.documents(number, row)
     source, target = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
     title = f"row {number}: {len(source)} source tokens, {len(target)} target tokens"
     if documents:

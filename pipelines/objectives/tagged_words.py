@@ -66,7 +66,7 @@ class TaggedWords:
         """The columns of the sentences that have a word, and facts about all: each (its words, their tags or None)."""
         filled = [(words, tags) for words, tags in sentences if "".join(words).strip()]
         rows: dict[str, list] = {"input_ids": [], "labels": [], WORDS: []}
-        facts = {"examples": len(filled), "empty": len(sentences) - len(filled)}
+        facts = {"tokens": 0, "examples": len(filled), "empty": len(sentences) - len(filled)}
         if not filled:
             return rows | {"facts": facts}
         facts |= {"words": 0, "words_cut": 0, "words_without_token": 0}
@@ -74,6 +74,7 @@ class TaggedWords:
         options = {"truncation": True, "max_length": self.max_length, "return_offsets_mapping": True}
         encoded = self.tokenizer(texts, padding=False, **options)
         rows["input_ids"] = encoded["input_ids"]
+        facts["tokens"] = sum(map(len, rows["input_ids"]))
         for (words, tags), offsets in zip(filled, encoded["offset_mapping"]):
             of_tokens = word_of_each_token(words, offsets)
             places = places_of_words(of_tokens)
@@ -133,14 +134,16 @@ def places_of_words(of_tokens: list[int | None]) -> dict[int, list[int]]:
 def tags_of_spaces(
     tags: list[str], of_tokens: list[int | None], offsets: list[tuple[int, int]]
 ) -> Iterator[tuple[int, str]]:
-    """(position, tag) of the tokens that are only spaces."""
+    """(position, tag) of the tokens that are only spaces: the tag of the word behind if an entity continues, else O."""
     after = None
     for place in reversed(range(len(of_tokens))):
         start, end = offsets[place]
         if of_tokens[place] is not None:
             after = of_tokens[place]
         elif start < end:  # no special token
-            yield place, tag_of_space(tags[after - 1], tags[after]) if after else OUTSIDE
+            mark, kind = parts(tags[after]) if after else (OUTSIDE, "")
+            continues = mark == "I" and kind == parts(tags[after - 1])[1]
+            yield place, tags[after] if continues else OUTSIDE
 
 
 def is_tag_of(tag: str, scheme: str) -> bool:
@@ -175,12 +178,6 @@ def tags_of_tokens(tag: str, number: int, scheme: str) -> list[str]:
     if tag == OUTSIDE or scheme == "plain":
         return [tag] * number
     return [tag, *[spelled(f"I-{parts(tag)[1]}")] * (number - 1)]
-
-
-def tag_of_space(before: str, after: str) -> str:
-    """The tag of a space between words with these tags: that of the second word if an entity continues, else O."""
-    mark, kind = parts(after)
-    return after if mark == "I" and kind == parts(before)[1] else OUTSIDE
 
 
 def word_of_each_token(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int | None]:

@@ -1,4 +1,4 @@
-"""Distillation of answers to whole texts: the teacher's logits of classes, or its vectors (tokens: teachers.py).
+"""Distillation of answers to whole texts: logits of classes and of tags, or vectors (tokens: teachers.py).
 
 The teacher reads each text with its own tokenizer before the training, and its answers are kept in the cache. Texts of
 teacher.files have no labels: on them the model learns from the teacher only.
@@ -6,6 +6,7 @@ teacher.files have no labels: on them the model learns from the teacher only.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,20 +15,21 @@ from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import TEACHERS
+from ..recipes.recipe_files import read_yaml_file, recipe_beside
 from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import counted
+from .answers import FinishedModel
 from .data import Data
-from .finished_model import FinishedModel
 from .label_values import are_unnamed
+from .tagged_words import word_of_each_token
 from .teachers import Teaching
+from .token_classification import words_asked
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
     from ..data.rows import Rows
-    from .base import Objective
     from .teacher_losses import Lesson
-    from .teacher_model import Teacher
 
 
 class TaughtTexts(Teaching):
@@ -111,22 +113,39 @@ class TaughtClasses(TaughtTexts):
 
     def check(self) -> None:
         super().check()
-        refuse_weights(self.objective)
+        if self.objective.settings.class_weights is not None:
+            raise UserError("task.class_weights does not go with a teacher, whose answers have no weights; remove it")
 
     def check_data(self, data: Data) -> None:
-        order_of_classes(self.teacher, data.labels.names)
+        self._order(data.labels.names)
+
+    @property
+    def _names(self) -> list[str]:
+        """The names of the teacher's classes, in the order of its outputs."""
+        return [self.teacher.config.id2label[number] for number in range(self.teacher.config.num_labels)]
+
+    def _order(self, classes: list[str]) -> list[int]:
+        """The teacher's number of each class. Raises UserError if it has other classes."""
+        names = self._names
+        if are_unnamed(names) and len(names) == len(classes):
+            return list(range(len(classes)))
+        if sorted(names) != sorted(classes):
+            raise UserError(
+                f"{self.teacher.words} tells {', '.join(names[:8])} apart, but the classes are "
+                f"{', '.join(classes[:8])}; a teacher needs the same ones"
+            )
+        return [names.index(name) for name in classes]
 
     def _answers(self, asked: list) -> "np.ndarray":
         from .answering import piped
 
         options = {"top_k": None, "truncation": True, "function_to_apply": "none"}
         outputs = piped(self.teacher, self._asked_model, "TextClassification", asked, **options)
-        names = names_of_teacher(self.teacher)
-        scores = ({entry["label"]: entry["score"] for entry in row} for row in outputs)
+        scores, names = ({entry["label"]: entry["score"] for entry in row} for row in outputs), self._names
         return np.array([[row[name] for name in names] for row in scores], dtype=np.float32)
 
     def _learned(self, data, found, asked):
-        return found[:, order_of_classes(self.teacher, data.labels.names)]
+        return found[:, self._order(data.labels.names)]
 
     def _lesson(self):
         from .teacher_losses import ClassLesson
@@ -134,31 +153,64 @@ class TaughtClasses(TaughtTexts):
         return ClassLesson(self.section.weight, self.section.temperature)
 
 
-# ---- of teachers whose answers are the logits of all classes, in their own order
+class TaughtTags(TaughtClasses):
+    """The tags of words, learned from a teacher's logits.
 
+    The teacher reads the words of a sentence joined by spaces, with its own tokenizer. Its answer for a word is the
+    logits at the word's first token, or at the last one where its recipe says that the word's tag was learned there.
+    Words that its tokenizer has cut, or that have no token, are learned from their labels only.
+    """
 
-def refuse_weights(objective: "Objective") -> None:
-    """Raise UserError for weights of classes."""
-    if objective.settings.class_weights is not None:
-        raise UserError("task.class_weights does not go with a teacher, whose answers have no weights; remove it")
+    def before_training(self) -> None:
+        super().before_training()
+        if not self.teacher.tokenizer.is_fast:
+            raise UserError(f"{self.teacher.words} has no tokenizer.json, and does not say where its tokens stand")
 
+    @cached_property
+    def _reads_last(self) -> bool:
+        """Whether the teacher has learned the tag of a word at its last token."""
+        file = recipe_beside(self.teacher.path)
+        saved = {} if file is None else read_yaml_file(str(file), "recipes", "recipe of the teacher")[0]
+        return (saved.get("task") or {}).get("labelled_token") == "last"
 
-def names_of_teacher(teacher: "Teacher") -> list[str]:
-    """The names of the teacher's classes, in the order of its outputs."""
-    return [teacher.config.id2label[number] for number in range(teacher.config.num_labels)]
+    def _how_answered(self) -> list[str]:
+        return ["last"] if self._reads_last else []
 
+    def _asked(self, data: Data, row: dict, place: str) -> list[str] | None:
+        words = words_asked(row, self.objective.settings.tokens_field, place)
+        return words if "".join(words).strip() else None
 
-def order_of_classes(teacher: "Teacher", classes: list[str]) -> list[int]:
-    """The teacher's number of each class. Raises UserError if it has other classes."""
-    names = names_of_teacher(teacher)
-    if are_unnamed(names) and len(names) == len(classes):
-        return list(range(len(classes)))
-    if sorted(names) != sorted(classes):
-        raise UserError(
-            f"{teacher.words} tells {', '.join(names[:8])} apart, but the classes are {', '.join(classes[:8])}; a "
-            f"teacher needs the same ones"
+    def _answers(self, asked: list[list[str]]) -> "np.ndarray":
+        from .answering import of_read_texts
+
+        texts = [" ".join(words) for words in asked]
+        read = self.teacher.tokenizer(texts, truncation=True, return_offsets_mapping=True)
+        logits = of_read_texts(
+            self.teacher,
+            self._asked_model,
+            texts,
+            read["input_ids"],
+            lambda found, mask: list(found.float().cpu().numpy()),
         )
-    return [names.index(name) for name in classes]
+        return np.concatenate(list(map(self._of_words, asked, read["offset_mapping"], logits)))
+
+    def _of_words(self, words: list[str], offsets: list, logits: "np.ndarray") -> "np.ndarray":
+        """A sentence's logits (tokens, K) -> those of its words (words, K); NaN for a word without a token."""
+        of_words = np.full((len(words), logits.shape[-1]), np.nan, dtype=np.float32)
+        pairs = list(zip(word_of_each_token(words, offsets), range(len(offsets))))
+        for word, place in pairs if self._reads_last else reversed(pairs):
+            if word is not None:
+                of_words[word] = logits[place]
+        return of_words
+
+    def _learned(self, data, found, asked):
+        ends = np.cumsum([len(words) for words in asked])
+        return np.split(super()._learned(data, found, asked), ends[:-1])
+
+    def _lesson(self):
+        from .teacher_losses import TagLesson
+
+        return TagLesson(self.section.weight, self.section.temperature)
 
 
 class TaughtVectors(TaughtTexts):
@@ -215,4 +267,5 @@ def principal(vectors: "np.ndarray", size: int) -> "np.ndarray":
 
 
 TEACHERS.add("classes", TaughtClasses)
+TEACHERS.add("tags", TaughtTags)
 TEACHERS.add("vectors", TaughtVectors)

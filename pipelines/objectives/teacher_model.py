@@ -94,10 +94,6 @@ class Teacher:
             loaded.model_max_length = most_positions(self.config) or loaded.model_max_length
         return loaded
 
-    @property
-    def processor(self) -> Any:
-        return self.tokenizer
-
     def check_tokenizer(self, tokenizer) -> int:
         """The number of token ids, which both models share. Raises UserError unless the two vocabularies are equal."""
         teachers, models = self.tokenizer.get_vocab(), tokenizer.get_vocab()

@@ -9,32 +9,16 @@ from typing import Any, Literal
 
 from ..data.account import Account
 from ..data.cells import kind_of
-from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import refuse_idle
-from .data import Data
 from .example_reads import ReadsExamples
 from .label_values import Classes, check_names, number_of
-from .showing import show_source_and_target
-from .tokens import UNLIMITED, train_or_load
-from .writing import (
-    SOURCE_AND_TARGET,
-    LearnsToWrite,
-    Pairs,
-    TextScores,
-    WritesTexts,
-    WritingSettings,
-    WritingTask,
-    batches_of_pairs,
-    check_writer,
-    pair_collator,
-    stored_pairs,
-    words_of_pairs,
-)
+from .reads import label_column
+from .writing import LearnsToWrite, Pairs, ReadsToWrite, TextScores, WritesTexts, WritingSettings, WritingTask
 
 # Kind of answers -> the metrics that are reported where the recipe names none.
 USUAL_METRICS = {"texts": ["exact_match"], "classes": ["accuracy"], "numbers": ["pearson", "spearman"]}
@@ -65,7 +49,8 @@ class TextToTextSettings(WritingSettings, AnswerSettings):
 class Answerables:
     """The classes of a task whose answers are classes, as texts.
 
-    classes: of the data. written: {a class's name as the tokenizer decodes it: the class}.
+    classes: of the data. written: {a class's name as the tokenizer decodes it, for example in lower case, or with other
+    spaces: the class}.
     """
 
     classes: Classes
@@ -75,116 +60,19 @@ class Answerables:
     def names(self) -> list[str]:
         return self.classes.names
 
-
-class ReadsTemplates(ReadsExamples):
-    """Texts that a template makes of columns, and answers as texts."""
-
-    legend = SOURCE_AND_TARGET
-
-    def columns(self) -> dict[str, str]:
-        names = source_columns(self.settings.source)
-        fields = {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
-        return fields | {"target_field": self.settings.target_field}
-
-    def asked_columns(self, there=None) -> dict[str, str]:
-        *sources, _ = self.columns().items()
-        return dict(sources)
-
-    def texts(self, source, labels: Answerables | None = None):
-        from ..data.examples import ExampleTexts
-
-        def render(place: str, row: dict) -> list[str]:
-            return [self.read(row, place), self._answer(labels, row, place)[0]]
-
-        return ExampleTexts(source, render, {"rendered": self._key(labels)})
-
-    def find_classes(self, sources: dict, cache: Path) -> Answerables | None:
-        """The classes where answers are classes. Raises UserError."""
-        if self.settings.answers != "classes":
-            return None
-        column = self.settings.target_field
-        field = f"task.target_field={column!r}"
-        return Answerables(Classes(field, column, sources, cache, self.settings.label_names))
-
-    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        """Raises UserError for an answer that is no class, and for a tokenizer that cannot write one."""
-        labels = self.find_classes(sources, cache)
-        self.objective.check_metrics(labels and labels.names)
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), cache, progress, tokenizer)
-        if tokenizer.model_max_length > UNLIMITED:
-            tokenizer.model_max_length = self.settings.max_length
-        check_writer(self.objective, tokenizer)
-        if labels is not None:
-            labels = replace(labels, written=names_as_written(labels.names, self.settings, tokenizer))
-        return Data(self.objective, self, tokenizer, labels, sources=sources)
-
-    def try_examples(self, examples: list, data: Data | None) -> None:
-        labels = data and data.labels
-        for place, row in examples:
-            self.read(row, place)
-            if labels is not None or self.settings.answers != "classes":
-                self._answer(labels, row, place)
-        if data is not None:
-            for _ in self._batches(data, examples, Account()):
-                pass
-
-    def _key(self, labels: Answerables | None) -> list:
-        section = self.settings
-        return [section.source, section.answers, labels.names if labels else [], section.step]
-
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
-        return stored_pairs(self, data, source, split, cache, self._key(data.labels))
-
-    def _batches(self, data: Data, examples, account: Account):
-        def texts_of(batch: list) -> tuple[list[str], list[str], list[str]]:
-            answers = [self._answer(data.labels, row, place, account) for place, row in batch]
-            read = [self.read(row, place) for place, row in batch]
-            return read, [written for written, _ in answers], [true for _, true in answers]
-
-        return batches_of_pairs(self.settings, data.tokenizer, examples, texts_of)
-
-    def read(self, row: dict, place: str) -> str:
-        """The text that the model reads for an example.
-
-        Raises UserError for a column that holds neither text nor a number, and where all columns are empty: one of
-        several may be, such as the input of an instruction that needs none.
-        """
-        pieces, columns = [], source_columns(self.settings.source)
-        for literal, column, _, _ in string.Formatter().parse(self.settings.source):
-            pieces.append(literal)
-            if column is not None:
-                value = row[column]
-                if not isinstance(value, str | int | float) or isinstance(value, bool):
-                    raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
-                pieces.append(str(value))
-        if not any(str(row[column]).strip() for column in columns):
-            names = " and ".join(map(repr, columns))
-            raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
-        return "".join(pieces)
-
-    def _answer(
-        self, labels: Answerables | None, row: dict, place: str, account: Account | None = None
-    ) -> tuple[str, str]:
-        """(text to write for an example, text that the model's answer is compared with). Raises UserError."""
-        section, column = self.settings, self.settings.target_field
-        value, field = row[column], f"task.target_field={column!r}"
-        if section.answers == "texts":
-            text = self.text_in(row, column, "target_field", place)
-            return text, text
-        if section.answers == "numbers":
-            number = number_of(value, field, place, account)
-            return written_number(number, section.step), repr(number)
-        name = labels.names[labels.classes.number(value, place, account)]
-        return name, name
-
-    def collator(self, data: Data, packed: bool):
-        return pair_collator(data.tokenizer)
-
-    def describe(self, data: Data, rows: Rows) -> str:
-        return words_of_pairs(rows)
-
-    def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
-        show_source_and_target(console, data, rows, number, row)
+    def written_by(self, tokenizer: Any, settings: WritingSettings) -> "Answerables":
+        """The same with `written`. Raises UserError for a name that becomes empty, or equal to that of another."""
+        classes: dict[str, int] = {}
+        for number, (name, ids) in enumerate(zip(self.names, Pairs(settings, tokenizer).labels(self.names))):
+            written = tokenizer.decode(ids, skip_special_tokens=True).strip()
+            if not written or written in classes:
+                other = f"as it writes {self.names[classes[written]]!r}" if written else "which says nothing"
+                raise UserError(
+                    f"task.label_names: the tokenizer writes {name!r} as {written!r}, {other}; give other names, or "
+                    f"another tokenizer"
+                )
+            classes[written] = number
+        return Answerables(self.classes, classes)
 
 
 class AnswerScores(TextScores):
@@ -196,14 +84,13 @@ class AnswerScores(TextScores):
         if self.settings.answers == "numbers":
             return [read_number(text) for text in predictions], [float(text) for text in references]
         true = [self.data.labels.names.index(text) for text in references]
-        return [self._class_written(text, right) for text, right in zip(predictions, true)], true
+        classes, number = self.data.labels.written, len(self.data.labels.names)
+        # A text that names no class counts as a wrong one.
+        found = [classes.get(text.strip(), (right + 1) % number) for text, right in zip(predictions, true)]
+        return found, true
 
     def named(self, value: Any) -> Any:
         return self.data.labels.names[value] if self.settings.answers == "classes" else value
-
-    def _class_written(self, text: str, right: int) -> int:
-        """The class whose name was written; a wrong class if the text names none."""
-        return self.data.labels.written.get(text.strip(), (right + 1) % len(self.data.labels.names))
 
 
 @register_objective
@@ -219,16 +106,71 @@ class TextToText(WritingTask):
 
     name = "text_to_text"
     Settings = TextToTextSettings
-    Reads, Learns, Scores, Answers = ReadsTemplates, LearnsToWrite, AnswerScores, WritesTexts
+    Reads, Learns, Scores, Answers = ReadsToWrite, LearnsToWrite, AnswerScores, WritesTexts
     words = replace(WritingTask.words, sample="answer to {prompt!r}", hub_task="text2text-generation")
 
     def __init__(self, recipe, names_metrics: bool = False):
         super().__init__(recipe)
         self.names_metrics = names_metrics
 
+    # ---- an example
+
+    def sources(self) -> dict[str, str]:
+        names = source_columns(self.settings.source)
+        return {"source" if number == 0 else f"source.{number}": name for number, name in enumerate(names)}
+
+    def read(self, reads: ReadsExamples, row: dict, place: str) -> str:
+        """Raises UserError for a column that holds neither text nor a number, and where all columns are empty.
+
+        One of several may be, such as the input of an instruction that needs none.
+        """
+        pieces, columns = [], source_columns(self.settings.source)
+        for literal, column, _, _ in string.Formatter().parse(self.settings.source):
+            pieces.append(literal)
+            if column is not None:
+                value = row[column]
+                if not isinstance(value, str | int | float) or isinstance(value, bool):
+                    raise UserError(f"task.source: {place} holds {kind_of(value)} in {column!r}, not text")
+                pieces.append(str(value))
+        if not any(str(row[column]).strip() for column in columns):
+            names = " and ".join(map(repr, columns))
+            raise UserError(f"task.source: {place} holds an empty text in {names}; remove the example")
+        return "".join(pieces)
+
+    def answer(
+        self, reads: ReadsExamples, row: dict, place: str, labels: Answerables | None, account: Account | None = None
+    ) -> tuple[str, str]:
+        section, column = self.settings, self.settings.target_field
+        if section.answers == "texts":
+            return super().answer(reads, row, place, labels)
+        if section.answers == "numbers":
+            number = number_of(row[column], f"task.target_field={column!r}", place, account)
+            return written_number(number, section.step), repr(number)
+        if labels is None:  # an example is tried before the classes are known
+            return "", ""
+        name = labels.names[labels.classes.number(row[column], place, account)]
+        return name, name
+
+    def find_classes(self, sources: dict, cache: Path) -> Answerables | None:
+        if self.settings.answers != "classes":
+            return None
+        column, field = label_column(self.settings)
+        labels = Answerables(Classes(field, column, sources, cache, self.settings.label_names))
+        self.check_metrics(labels.names)
+        return labels
+
+    def encoding_key(self, labels: Answerables | None) -> list:
+        section = self.settings
+        return [section.source, section.answers, labels.names if labels else [], section.step]
+
+    def texts_key(self, labels: Answerables | None) -> dict[str, Any]:
+        return {"rendered": self.encoding_key(labels)}
+
+    # ---- metrics
+
     @property
-    def asks_for(self) -> tuple[str, str] | None:
-        return ("texts", self.settings.target_field) if self.settings.answers == "texts" else None
+    def asks_for(self) -> str | None:
+        return "texts" if self.settings.answers == "texts" else None
 
     @property
     def metrics(self) -> list[str]:
@@ -244,6 +186,8 @@ class TextToText(WritingTask):
         names = names or self.settings.label_names
         fitting = self.metric_names([self.settings.answers])
         check_metrics(self.metrics, fitting, self.setting, len(names) if names else None)
+
+    # ---- the recipe
 
     def check(self) -> None:
         section = self.settings
@@ -266,24 +210,6 @@ class TextToText(WritingTask):
         self.check_search()
         check_names(section.label_names)
         super().check()
-
-
-def names_as_written(names: list[str], settings: WritingSettings, tokenizer) -> dict[str, int]:
-    """{a class's name as the tokenizer decodes it: the class}, for example in lower case, or with other spaces.
-
-    Raises UserError for a name that becomes empty, or equal to that of another class.
-    """
-    classes: dict[str, int] = {}
-    for number, (name, ids) in enumerate(zip(names, Pairs(settings, tokenizer).labels(names))):
-        written = tokenizer.decode(ids, skip_special_tokens=True).strip()
-        if not written or written in classes:
-            other = f"as it writes {names[classes[written]]!r}" if written else "which says nothing"
-            raise UserError(
-                f"task.label_names: the tokenizer writes {name!r} as {written!r}, {other}; give other names, or "
-                f"another tokenizer"
-            )
-        classes[written] = number
-    return classes
 
 
 def source_columns(template: str) -> list[str]:

@@ -15,11 +15,11 @@ from ..errors import UserError
 from ..lazy import np, torch
 from ..metrics.tag_parts import OUTSIDE, parts, spelled
 from ..plugins import METRICS, register_objective
-from ..recipes.row_words import Words
+from ..recipes.row_words import PREDICTS
 from ..recipes.schema import doc
 from ..words import counted
 from .answering import piped
-from .answers import Answers
+from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
 from .class_labels import (
     LearnsClasses,
@@ -32,7 +32,6 @@ from .class_labels import (
 from .class_scores import ClassScores, Judged, texts_of_row
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .finished_model import FinishedModel
 from .label_values import held
 from .scores import Scored
 from .showing import tagged_text
@@ -79,12 +78,6 @@ class ReadsTags(ReadsExamples):
         "at; [unpredicted]tokens without a tag of their own[/]"
     )
 
-    def columns(self) -> dict[str, str]:
-        return {**self.text_columns(), "tags_field": self.settings.tags_field}
-
-    def text_columns(self) -> dict[str, str]:
-        return {"tokens_field": self.settings.tokens_field}
-
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
         """The words, joined by spaces."""
         return " ".join(texts_of(row, column, field, place, "word"))
@@ -105,14 +98,9 @@ class ReadsTags(ReadsExamples):
         return data
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> TagLabels:
-        of_column = self.settings.tags_field, self._label_setting, sources, cache
-        labels = find_classes(self, *of_column, classes_in=self._tags_in, learned=self._learned, kind=TagLabels)
+        of_tags = {"classes_in": self._tags_in, "learned": self._learned, "kind": TagLabels}
+        labels = find_classes(self, sources, cache, **of_tags)
         return replace(labels, scheme=self._scheme(labels.classes.names))
-
-    @property
-    def _label_setting(self) -> str:
-        """How errors name the column of tags."""
-        return f"task.tags_field={self.settings.tags_field!r}"
 
     def _scheme(self, names: list[str]) -> str:
         return self.settings.scheme or scheme_of(names)
@@ -127,13 +115,15 @@ class ReadsTags(ReadsExamples):
 
     def _tags_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         if not isinstance(value, list):
-            raise UserError(f"{self._label_setting}: {place} holds {held(value)}, not a list of tags")
+            raise UserError(
+                f"task.tags_field={self.settings.tags_field!r}: {place} holds {held(value)}, not a list of tags"
+            )
         return [(f"{place}, tag {number}", tag) for number, tag in enumerate(value, start=1)]
 
     def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
         super().try_examples(examples, data)
         if data is None:
-            try_classes(self.settings.tags_field, self._label_setting, examples, self._tags_in)
+            try_classes(self.settings, examples, self._tags_in)
 
     def rows(
         self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
@@ -184,13 +174,10 @@ class ReadsTags(ReadsExamples):
         words, tags = texts_of(row, column, "tokens_field", place, "word"), data.labels.of(row, place, account)
         if len(words) != len(tags):
             raise UserError(
-                f"{self._label_setting}: {place} holds {counted(len(tags), 'tag')} for {counted(len(words), 'word')} "
-                f"of task.tokens_field={column!r}; each word needs one"
+                f"task.tags_field={self.settings.tags_field!r}: {place} holds {counted(len(tags), 'tag')} for "
+                f"{counted(len(words), 'word')} of task.tokens_field={column!r}; each word needs one"
             )
         return words, tags
-
-    def _facts(self, batch: dict[str, Any]) -> dict:
-        return {"tokens": sum(map(len, batch["input_ids"])), **batch["facts"]}
 
     def collator(self, data: Data, packed: bool) -> Any:
         return padding_collator(data.tokenizer, labels_of_tokens=True)
@@ -362,12 +349,8 @@ class TokenClassification(Objective):
     compares = "tags"
     default_metrics = ("entity_f1", "tag_accuracy")
     taught = "tags"
-    words = Words(
-        row="sentence",
-        loss="nats per word",
-        use="anyformer predict {folder} FILE",
-        example=your_sentence,
-        hub_task="token-classification",
+    words = replace(
+        PREDICTS, row="sentence", loss="nats per word", example=your_sentence, hub_task="token-classification"
     )
 
     def check(self) -> None:

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
 UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
 
 
-def no_tokens(objective: "Objective") -> Sequence[str]:
-    """No further tokens."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Tokens:
     """The special tokens that an objective needs. A tokenizer that is trained for it gets them.
@@ -33,7 +28,7 @@ class Tokens:
     framing: str = "none"
     of_head: Mapping[str, str] = field(default_factory=dict)
     sentinels: int = 0
-    further: Callable[["Objective"], Sequence[str]] = no_tokens
+    further: Callable[["Objective"], Sequence[str]] = lambda objective: ()
 
 
 def further_tokens(objective: "Objective") -> list[str]:
@@ -115,10 +110,9 @@ def check_tokenizer(objective: "Objective") -> None:
 
 def _check_framing(objective: "Objective") -> None:
     """Raise UserError for a framing that an objective over plain text cannot work with."""
-    if objective.section != "objective":
-        return
     if objective.parts:
         objective.of_each(_check_framing)
+    if objective.parts or objective.section == "task":
         return
     needed, section = needed_framing(objective), objective.recipe.tokenizer
     framing = section.framing or needed

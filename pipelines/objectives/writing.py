@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ..data.account import Account
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..lazy import torch
@@ -15,18 +15,14 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted, say, watched
 from .answering import count_cut
-from .answers import Answers
+from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective, Planned, refuse_idle
 from .data import Data
-from .example_reads import stored
-from .finished_model import SAMPLES, FinishedModel
+from .example_reads import ReadsExamples, stored
 from .learns import Learns
 from .scores import Scored, Scores
-from .tokens import Tokens, need_tokens
-
-if TYPE_CHECKING:
-    from ..data.example_store import EncodedExamples
-    from ..data.examples import Examples
+from .showing import show_source_and_target
+from .tokens import UNLIMITED, Tokens, need_tokens, train_or_load
 
 
 @dataclass
@@ -56,6 +52,39 @@ class WritingTask(Objective):
     compares = "texts"
     continues_prompts = True
     words = Words(row="example", answers=True, use='anyformer generate {folder} "your text"')
+
+    # ---- an example
+
+    def sources(self) -> dict[str, str]:
+        """{setting: column} of what is read."""
+        return {"source_field": self.settings.source_field}
+
+    def read(self, reads: ReadsExamples, row: dict, place: str) -> str:
+        """The text that the encoder reads for an example. Raises UserError."""
+        return reads.text_in(row, self.settings.source_field, "source_field", place)
+
+    def answer(
+        self, reads: ReadsExamples, row: dict, place: str, labels: Any, account: Account | None = None
+    ) -> tuple[str, str]:
+        """(text to write for an example, text that the model's answer is compared with). Raises UserError."""
+        text = reads.text_in(row, self.settings.target_field, "target_field", place)
+        return text, text
+
+    def find_classes(self, sources: dict, cache: Path) -> Any:
+        """The classes where answers are classes (Data.labels). Raises UserError."""
+        return None
+
+    def encoding_key(self, labels: Any) -> list:
+        """Further settings that the texts and the encoded examples depend on, as JSON."""
+        return []
+
+    def texts_key(self, labels: Any) -> dict[str, Any]:
+        """What the texts on which a tokenizer is trained depend on beside the examples, as JSON."""
+        key = self.encoding_key(labels)
+        columns = self.sources() | {"target_field": self.settings.target_field}
+        return {"texts": columns} | ({"encoding": key} if key else {})
+
+    # ---- the recipe
 
     def check_search(self) -> None:
         """Raise UserError for a setting of beams that has no effect on greedy search."""
@@ -119,7 +148,7 @@ class Pairs:
         return {"decoder_start_token_id": last, "forced_bos_token_id": forced}
 
 
-# ---- reading: what the Reads of these tasks share
+# ---- reading
 
 
 SOURCE_AND_TARGET = "source: what the encoder reads; target: what the decoder has to write"  # a legend
@@ -133,55 +162,76 @@ def check_writer(objective: Objective, tokenizer) -> None:
         say([f"targets are marked as {source}, as sources are; tgt_lang in tokenizer_config.json can say another"])
 
 
-def stored_pairs(reads: Any, data: Data, source: "Examples", split: str, cache: Path, key: list) -> "EncodedExamples":
-    """The examples as input_ids and labels (unshifted); for measuring also the raw texts.
+class ReadsToWrite(ReadsExamples):
+    """Texts to read, and texts to write; the row says what they are in an example."""
 
-    key: further settings that the texts and the encoded examples depend on, as JSON.
-    """
-    settings, tokenizer, columns = reads.settings, data.tokenizer, {"input_ids": "int32[]", "labels": "int32[]"}
-    if split != "train":
-        columns |= {"source": "string", "target": "string"}
-    depends = [settings.max_length, settings.most_written, list(columns), *key]
-    depends += [getattr(tokenizer, "tgt_lang", None), "ends once"] if has_languages(tokenizer) else []
-    return stored(reads, data, source, cache, columns, depends, facts=partial(facts_of_pairs, settings))
+    legend = SOURCE_AND_TARGET
 
+    def columns(self) -> dict[str, str]:
+        return self.objective.sources() | {"target_field": self.settings.target_field}
 
-def batches_of_pairs(settings: WritingSettings, tokenizer, examples, texts_of: Callable) -> Iterator[dict[str, list]]:
-    """Rows of examples, by column, batch after batch.
+    def asked_columns(self, there=None) -> dict[str, str]:
+        return self.objective.sources()
 
-    texts_of: a batch of examples -> (texts to read, texts to write, texts that answers are compared with).
-    """
-    pairs = Pairs(settings, tokenizer)
-    for batch in in_batches(examples):
-        source, target, reference = texts_of(batch)
-        yield {
-            "input_ids": pairs.inputs(source),
-            "labels": pairs.labels(target),
-            "source": source,
-            "target": reference,
-        }
+    def texts(self, source, labels: Any = None):
+        from ..data.examples import ExampleTexts
 
+        task = self.objective
 
-def facts_of_pairs(settings: WritingSettings, batch: dict[str, list]) -> dict:
-    inputs, labels = ([len(ids) for ids in batch[name]] for name in ("input_ids", "labels"))
-    full = sum(a >= settings.max_length or b >= settings.most_written for a, b in zip(inputs, labels, strict=True))
-    return {
-        "examples": len(inputs),
-        "tokens": sum(inputs) + sum(labels),
-        "target_tokens": sum(labels),
-        "at_max_length": full,
-    }
+        def render(place: str, row: dict) -> list[str]:
+            return [task.read(self, row, place), task.answer(self, row, place, labels)[0]]
 
+        return ExampleTexts(source, render, task.texts_key(labels))
 
-def words_of_pairs(rows: Rows) -> str:
-    """A line about the rows, for people."""
-    facts = rows.facts
-    number, target = facts["examples"], facts["target_tokens"]
-    return (
-        f"{counted(number, 'example')} of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
-        f"{target / number:.1f} target tokens each, "
-        f"{at_limit(facts['at_max_length'], number, 'their maximum length')}"
-    )
+    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+        """Raises UserError for an answer that is no class, and for a tokenizer that cannot write one."""
+        labels = self.objective.find_classes(sources, cache)
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), cache, progress, tokenizer)
+        if tokenizer.model_max_length > UNLIMITED:
+            tokenizer.model_max_length = self.settings.max_length
+        check_writer(self.objective, tokenizer)
+        labels = labels and labels.written_by(tokenizer, self.settings)
+        return Data(self.objective, self, tokenizer, labels, sources=sources)
+
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+        """The examples as input_ids and labels (unshifted); for measuring also the raw texts."""
+        settings, tokenizer, columns = self.settings, data.tokenizer, {"input_ids": "int32[]", "labels": "int32[]"}
+        if split != "train":
+            columns |= {"source": "string", "target": "string"}
+        depends = [settings.max_length, settings.most_written, list(columns)]
+        depends += self.objective.encoding_key(data.labels)
+        depends += [getattr(tokenizer, "tgt_lang", None), "ends once"] if has_languages(tokenizer) else []
+        return stored(self, data, source, cache, columns, depends)
+
+    def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
+        pairs, task, settings = Pairs(self.settings, data.tokenizer), self.objective, self.settings
+        for batch in in_batches(examples):
+            answers = [task.answer(self, row, place, data.labels, account) for place, row in batch]
+            source = [task.read(self, row, place) for place, row in batch]
+            target, reference = (list(texts) for texts in zip(*answers))
+            ids, labels = pairs.inputs(source), pairs.labels(target)
+            sizes = [(len(read), len(written)) for read, written in zip(ids, labels, strict=True)]
+            facts = {
+                "examples": len(batch),
+                "tokens": sum(map(sum, sizes)),
+                "target_tokens": sum(written for _, written in sizes),
+                "at_max_length": sum(a >= settings.max_length or b >= settings.most_written for a, b in sizes),
+            }
+            yield {"input_ids": ids, "labels": labels, "source": source, "target": reference, "facts": facts}
+
+    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
+        return pair_collator(data.tokenizer)
+
+    def describe(self, data: Data, rows: Rows) -> str:
+        facts = rows.facts
+        number, target = facts["examples"], facts["target_tokens"]
+        return (
+            f"{counted(number, 'example')} of {rows.name}, {(facts['tokens'] - target) / number:.1f} source and "
+            f"{target / number:.1f} target tokens each, "
+            f"{at_limit(facts['at_max_length'], number, 'their maximum length')}"
+        )
+
+    show = show_source_and_target
 
 
 def pair_collator(tokenizer) -> Callable[[list[dict]], dict]:
@@ -229,7 +279,7 @@ class WritesTexts(Answers):
 
     def asked(self, row: dict, place: str) -> str:
         """The text that the encoder reads."""
-        return self.data.reads.read(row, place)
+        return self.objective.read(self.data.reads, row, place)
 
     def predict(self, finished: FinishedModel, asked: list[str]) -> list[dict[str, Any]]:
         pairs = Pairs(self.settings, self.tokenizer)

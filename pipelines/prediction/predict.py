@@ -28,9 +28,8 @@ from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
 from ..generation import locate_model
 from ..images.processors import load_image_processor
-from ..objectives.answers import Answers
+from ..objectives.answers import Answers, FinishedModel
 from ..objectives.data import Data
-from ..objectives.finished_model import FinishedModel
 from ..objectives.of_heads import objective_of_head
 from ..open_tokenizer import open_tokenizer
 from ..plugins import objective_of

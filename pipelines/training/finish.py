@@ -12,9 +12,8 @@ from ..adapters import ADAPTER_CONFIG, load_model, merge_weights
 from ..backends import backends_of
 from ..errors import UserError
 from ..manifest import MANIFEST
-from ..objectives.answers import Answers
+from ..objectives.answers import Answers, FinishedModel
 from ..objectives.data import Data
-from ..objectives.finished_model import FinishedModel
 from ..publishing.publish import prepare_folder, publish
 from ..recipes.schema import MINIMAL_PAIRS
 from ..reporting.interpret import validations_of

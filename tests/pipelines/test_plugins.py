@@ -8,10 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from anyformer.pipelines import plugins
-from anyformer.pipelines.objectives.causal import Causal
-from anyformer.pipelines.objectives.data import Data
-from anyformer.pipelines.one_class import PARTS, with_parts
-from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, SCHEDULES, SOURCES
+from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, PARTS, SCHEDULES, SOURCES
 from anyformer.pipelines.storage.plugin_code import _with_siblings
 from local_hub import run_without_anyformer
 from unregister import unregister
@@ -76,21 +73,18 @@ def recipe_file(folder: Path, **sections) -> Path:
 
 
 def watched(cls: type, monkeypatch) -> set[str]:
-    """The names of the methods that a class defines; each is taken out of the set when it is called.
+    """The names of the methods that a class and its parts define; each is taken out when it is called."""
+    waiting, own = set(), [cls, *(getattr(cls, kind, None) for kind in PARTS)]
+    for owner in [one for one in own if one is not None and one.__module__ == cls.__module__]:
+        for name, method in list(vars(owner).items()):
+            if inspect.isfunction(method) and name != "__init__":
 
-    Those of an objective are called on its parts where they belong to one.
-    """
-    waiting = {name for name, thing in vars(cls).items() if inspect.isfunction(thing) and name != "__init__"}
-    parts = [getattr(cls, kind, cls) for kind in PARTS]
-    for name in list(waiting):
-        owner = next((part for part in parts if name in vars(part)), cls)
-        method = vars(owner)[name]
+                def call(self, *args, _name=name, _method=method, **kwargs):
+                    waiting.discard(_name)
+                    return _method(self, *args, **kwargs)
 
-        def call(self, *args, _name=name, _method=method, **kwargs):
-            waiting.discard(_name)
-            return _method(self, *args, **kwargs)
-
-        monkeypatch.setattr(owner, name, call)
+                waiting.add(name)
+                monkeypatch.setattr(owner, name, call)
     return waiting
 
 
@@ -135,8 +129,7 @@ def test_the_objective_of_contributing_trains_previews_and_evaluates(files, tmp_
     )
     named = ["--plugin", plugin]
     assert command(*named, "list", "replaced_tokens") == 0
-    row = OBJECTIVES["replaced_tokens"]
-    uncalled = [watched(cls, monkeypatch) for cls in (row.Reads, row.Learns, row.Scores)]
+    uncalled = watched(OBJECTIVES["replaced_tokens"], monkeypatch)
     assert command("preview", recipe, "--rows", "1", *named) == 0
     assert command("train", recipe, *named) == 0
     assert "nothing calls" not in capsys.readouterr().err
@@ -147,61 +140,7 @@ def test_the_objective_of_contributing_trains_previews_and_evaluates(files, tmp_
     assert command("evaluate", tmp_path / "run", recipe, *named) == 0
     result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
     assert result["metrics"]["f1"] == pytest.approx(run["metrics"]["validation_f1"])
-    assert uncalled == [set(), set(), set()]
-
-
-class OneClass(Causal):
-    """A row, and what belongs to its parts."""
-
-    name = "one_class"
-    head = "AutoModelForMaskedLM"
-    MARK = "my_"
-
-    def asked_columns(self, there, *, mark=MARK):
-        return self.marked(super().asked_columns(there), mark)
-
-    def config_fields(self):
-        return super().config_fields() | {"read_by": self.tokenizer}
-
-    def collator(self, packed):
-        return self.tokenizer, packed
-
-    def describe(self, data, rows):
-        return f"{rows} of {data.tokenizer}"
-
-    def marked(self, named, mark):
-        return {mark + name: column for name, column in named.items()}
-
-    @classmethod
-    def metric_names(cls):
-        return [*super().metric_names(), cls.name]
-
-
-class Derived(OneClass):
-    """A row that derives from a plug-in's."""
-
-    name = "derived"
-
-    def asked_columns(self, there):
-        return self.marked(super().asked_columns(there), "your_")
-
-
-def test_methods_of_parts_that_stand_in_the_row_belong_to_the_parts():
-    for cls in (OneClass, Derived):
-        with_parts(cls)
-    row = OneClass(load_recipe("quickstart"))
-    data = Data(row, OneClass.Reads(row), processor="a tokenizer")
-    assert data.reads.asked_columns(()) == {
-        "my_text_field": "text"
-    }  # super() is that of Reads; its own helper is there
-    assert data.reads.collator(data, True) == ("a tokenizer", True)  # without the data, its tokenizer is on self
-    assert not hasattr(data.reads, "tokenizer")  # also not afterwards
-    assert data.reads.describe(data, "rows") == "rows of a tokenizer"
-    assert data.learns().config_fields() == {"read_by": "a tokenizer"}
-    assert data.answers().head == "AutoModelForMaskedLM"
-    assert OneClass.metric_names() == [*Causal.metric_names(), "one_class"]  # what the row has stays there
-    assert OneClass.Scores is Causal.Scores and Causal.Answers.head == "AutoModelForCausalLM"
-    assert Derived.Reads(row).asked_columns(()) == {"your_my_text_field": "text"}
+    assert not uncalled
 
 
 def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys, monkeypatch):
@@ -250,10 +189,10 @@ def test_a_task_and_a_metric_train_and_report(files, tmp_path, command, capsys, 
 @pytest.mark.parametrize(
     "kind, before, after, words",
     [
-        ("objective", "def collator(", "def colator(", "TokenDeletion.colator; did you mean collator?"),
+        ("objective", "def collator(", "def colator(", "ReadsDeleted.colator; did you mean collator?"),
         ("task", "def encoding_key(", "def encode_key(", "Summarization.encode_key; did you mean encoding_key?"),
         ("data source", "def identity(", "def identiy(", "Docstrings.identiy; did you mean identity?"),
-        ("task", "def text_in(", "def source_text(", "nothing calls Summarization.source_text"),
+        ("task", "def read(", "def source_text(", "nothing calls Summarization.source_text"),
     ],
 )
 def test_a_method_that_overrides_nothing_is_named(files, command, capsys, kind, before, after, words):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from anyformer.pipelines.data.ordered_rows import mixed
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.finished_model import SAMPLES
+from anyformer.pipelines.objectives.answers import SAMPLES
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.text_to_text import read_number, source_columns, written_number
 from anyformer.pipelines.objectives.writing import WritesTexts
@@ -260,9 +260,9 @@ def test_one_of_several_columns_that_are_read_may_be_empty(tmp_path):
     recipe = load_recipe("text_to_text", ["task.source='{ask} {more}'", "data.files=x", "data.validation_files=null"])
     task = objective_of(recipe)
     reads = task.Reads(task)
-    assert reads.read({"ask": "name a colour", "more": ""}, "here") == "name a colour "
+    assert task.read(reads, {"ask": "name a colour", "more": ""}, "here") == "name a colour "
     with pytest.raises(UserError, match="here holds an empty text in 'ask' and 'more'"):
-        reads.read({"ask": " ", "more": ""}, "here")
+        task.read(reads, {"ask": " ", "more": ""}, "here")
 
 
 PART = "task.parts=[{name: a, source: 'x {x}', target_field: y, data: {files: f}}, %s]"

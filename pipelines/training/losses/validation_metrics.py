@@ -12,9 +12,9 @@ from ...data.rows import evenly_spread
 from ...errors import UserError
 from ...likelihoods.minimal_pairs import MinimalPairs, is_right
 from ...metrics import of_validations
+from ...objectives.answers import FinishedModel
 from ...objectives.base import Objective
 from ...objectives.data import Data
-from ...objectives.finished_model import FinishedModel
 from ...objectives.scores import Scores
 from ...recipes.schema import MINIMAL_PAIRS, EvaluationSection
 from ..lora import plain

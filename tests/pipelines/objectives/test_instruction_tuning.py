@@ -11,7 +11,7 @@ from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives import chats, instruction_tuning
-from anyformer.pipelines.objectives.finished_model import FinishedModel
+from anyformer.pipelines.objectives.answers import FinishedModel
 from anyformer.pipelines.objectives.messages import Chat
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -230,13 +230,6 @@ def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refu
     chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
     with pytest.raises(UserError, match=says):  # also of a later answer, where the first probe passes
         plain.labels.encode([("here", chat)], Account())
-
-
-def test_a_template_without_a_mark_at_the_end_of_answers_learns_them_and_an_end(template_of):
-    data = template_of(without_mark(" "))
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
-    ((ids, learned),) = data.labels.encode([("here", chat)], Account())
-    assert data.tokenizer.decode([number for number, own in zip(ids, learned) if own]) == " red dog<|endoftext|>"
 
 
 def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):

@@ -6,8 +6,7 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.masked import Masked, MaskedCollator
-from anyformer.pipelines.objectives.masking import MaskingSettings
+from anyformer.pipelines.objectives.masked import Masked, MaskedCollator, MaskingSettings
 from anyformer.pipelines.recipes.schema import Recipe
 from hypothesis import given
 from hypothesis import strategies as st

@@ -10,12 +10,18 @@ import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.span_corruption import (
+    noise_counts,
+    raw_length,
+    sentinel_ids,
+    source_and_target_lengths,
+)
 from anyformer.pipelines.objectives.text import shifts_labels
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TrainingSection
 from anyformer.pipelines.recipes.special_tokens import MASK
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny_tokenizers import trained_on
 from token_arrays import TokenArrays
@@ -113,13 +119,52 @@ def test_sentences_change_places_within_their_document(letters, texts, seed):
         assert moved == sentences and len(noisy) == len(text)
 
 
-# ------------------------------------------------------------------------------------ mixture of denoisers
+# ------------------------------------------------------------------------------------------------ left-out spans
 
 
 def put_back(source, target):
     """The text from a source and a target: each sentinel replaced by its span."""
     spans = dict(re.findall(r"(<extra_id_\d+>)((?:(?!<extra_id).)*)", target, re.DOTALL))
     return re.sub(r"<extra_id_\d+>", lambda found: spans.pop(found[0]), source), spans
+
+
+@given(texts=documents, length=st.integers(3, 120), density=st.floats(0.02, 0.6), span=st.floats(1, 10), seed=seeds)
+def test_kept_tokens_and_spans_are_the_row(letters, texts, length, density, span, seed):
+    assume(span >= density / (1 - density))
+    own = {"noise_density": density, "mean_span_length": span}
+    data, rows = made("span_corruption", letters, texts, length, seed=seed, **own)
+    for source, target, raw in sources_and_targets(letters, data, rows):
+        text, over = put_back(source, target)
+        assert text == raw and not over
+        of_source, of_target = (re.findall(r"<extra_id_(\d+)>", one) for one in (source, target))
+        assert of_source == of_target == list(map(str, range(len(of_source))))
+
+
+@given(length=st.integers(3, 120), density=st.floats(0.01, 0.5), span=st.floats(1.5, 40))
+def test_every_full_row_fills_the_encoder_exactly_and_the_targets_too(letters, length, density, span):
+    raw = raw_length(length, density, span)
+    noise, spans = noise_counts(raw, density, span)
+    text = ("".join(SENTENCES) * 3 * raw)[: 3 * raw - 1]
+    data, rows = made("span_corruption", letters, [text], length, noise_density=density, mean_span_length=span)
+    batch = data.collator_of(True)(rows)
+    assert batch["input_ids"].shape == (3, length) and "attention_mask" not in batch
+    assert batch["labels"].shape == (3, noise + spans + 1) and (batch["labels"] != IGNORE_INDEX).all()
+    assert (np.isin(batch["labels"], sentinel_ids(letters)).sum(1) == spans).all()
+
+
+@pytest.mark.parametrize(("density", "span"), [(0.15, 3.0), (0.15, 8.0), (0.15, 32.0), (0.3, 3.0), (0.5, 3.0)])
+@pytest.mark.parametrize("length", [64, 114, 128, 512, 1024])
+def test_lengths_are_those_of_t5s_code(length, density, span):
+    def t5_lengths(tokens):  # random_spans_helper of t5/data/preprocessors.py
+        noise = round(tokens * density)
+        spans = max(round(noise / span), 1)  # its mask has one at least, which its lengths forget
+        return tokens - noise + spans + 1, noise + spans + 1
+
+    tokens = length
+    while t5_lengths(tokens + 1)[0] <= length:
+        tokens += 1
+    assert raw_length(length, density, span) == tokens
+    assert source_and_target_lengths(tokens, density, span) == t5_lengths(tokens)
 
 
 @given(texts=documents, seed=seeds, length=st.integers(8, 120))
@@ -344,3 +389,16 @@ def test_a_tokenizer_without_the_tokens_is_refused_in_one_sentence(tmp_path):
     }.items():
         with pytest.raises(UserError, match=re.escape(sentence)):
             made(name, bare, SENTENCES)
+    for lacks, sentence in (("pad", "a padding"), ("eos", "an end-of-text")):
+        setattr(bare, f"{lacks}_token", None)
+        with pytest.raises(UserError, match=f"needs a tokenizer with {sentence} token"):
+            made("span_corruption", bare, SENTENCES)
+
+
+def test_rows_too_short_for_spans_and_texts_too_short_for_a_row_are_refused_in_one_sentence(letters):
+    with pytest.raises(UserError, match=r"objective\.sequence_length=2 must be at least 3"):
+        made("span_corruption", letters, SENTENCES, 2)
+    with pytest.raises(UserError, match=r"objective\.sequence_length=3 must be at least 4"):
+        raw_length(3, 0.15, 3.0, beside=1)
+    with pytest.raises(UserError, match="takes 70 tokens of text, more than the whole text of"):
+        made("span_corruption", letters, ["ab"], tail="drop")

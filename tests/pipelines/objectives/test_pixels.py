@@ -13,8 +13,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.color_clusters import fit_clusters, quantise, to_bytes, to_unit
 from anyformer.pipelines.images.processors import image_gpt_processor
 from anyformer.pipelines.objectives.masked_image import MaskedImageCollator
-from anyformer.pipelines.objectives.pixel_completion import complete, completion_grid
-from anyformer.pipelines.objectives.pixels import Palette
+from anyformer.pipelines.objectives.pixels import Palette, complete, completion_grid
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe

@@ -11,7 +11,7 @@ import torch
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
-from anyformer.pipelines.objectives.finished_model import FinishedModel
+from anyformer.pipelines.objectives.answers import FinishedModel
 from anyformer.pipelines.objectives.question_answering import Windows, best_spans
 from anyformer.pipelines.training.finish import answers_of_splits
 from anyformer.pipelines.training.losses.model_loss import ModelLoss

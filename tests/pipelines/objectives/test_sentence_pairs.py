@@ -12,7 +12,7 @@ from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.data.sentence_pair_rows import SentencePairRows
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.data import Data
-from anyformer.pipelines.objectives.masking import MaskingSettings
+from anyformer.pipelines.objectives.masked import MaskingSettings
 from anyformer.pipelines.objectives.sentence_pairs import PairLosses, SentencePairCollator, SentencePairs
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import Recipe

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
-from anyformer.pipelines.objectives.masked import MaskedCollator
-from anyformer.pipelines.objectives.masking import MaskingSettings, TokenHider
+from anyformer.pipelines.objectives.masked import MaskedCollator, MaskingSettings, TokenHider
 from anyformer.pipelines.tokenizers.word_marks import WordMarks
 from hypothesis import given, settings
 from hypothesis import strategies as st
