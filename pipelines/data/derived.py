@@ -21,9 +21,14 @@ from .account import UNUSED, USED, Account
 from .cells import texts_of
 from .documents import Corpus, Document, Limits, counted_from
 from .examples import Examples
-from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
+from .python_examples import (
+    ASKED_OTHERWISE,
+    docstring_conversations,
+    docstring_questions,
+    function_summaries,
+    sentences_of,
+)
 from .reader import Example, ExampleView, Reader, Row, check_some
-from .sentences import sentences_of
 from .splits import VALIDATION, Split
 
 CHOICES = 4
@@ -177,18 +182,18 @@ class EntityKinds(Reader):
         return {"derived": ["entity_kinds", _FORMAT], "examples": self.source.identity()}
 
 
-def open_derived(data: DataSection, columns: dict[str, str], open_source: Callable) -> dict[str, Examples]:
+def open_derived(
+    data: DataSection, columns: dict[str, str], open_corpora: Callable, open_source: Callable
+) -> dict[str, Examples]:
     """The derived examples of each split of a section with `derive`.
 
-    open_source: () -> {split: its examples as they are in the data}.
+    open_corpora: (section) -> {split: its documents}. open_source: () -> {split: its examples as they are in the data}.
 
-    Raises UserError as open_corpora and open_examples do, for a task that reads other columns, and for a split from
-    which no example can be made.
+    Raises UserError as these do, for a task that reads other columns, and for a split from which no example can be
+    made.
     """
     derive = data.derive
     if derive in OF_DOCUMENTS:
-        from .corpora import open_corpora
-
         held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
         same_documents = derive in ASKS_OTHERWISE and held > 0
         corpora = open_corpora(replace(data, validation_fraction=0.0) if same_documents else data)

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash, contents
 from ..words import counted
 from .account import Account
-from .example_splits import open_examples
-from .examples import Examples
+from .documents import Limits
 from .file_formats import FileFormat
 from .file_reader import FileReader
 from .files import readable
@@ -42,6 +40,10 @@ class ImageFile(FileFormat):
 class ImageView(ExampleView):
     """An example of an image file."""
 
+    def __init__(self, columns: dict[str, str], limits: Limits):
+        super().__init__(columns, limits)
+        self.other = ImageFile(columns)
+
     def check_kind(self, field: str, path: Path, pattern: str) -> None:
         if not is_image_file(path):
             raise UserError(f"{field} names images and other files ({path}); a pattern such as *.png leaves them out")
@@ -59,7 +61,7 @@ class ImageFiles(FileReader):
 
     def __init__(self, field: str, paths: list[Path], view: ImageView):
         named = [str(path) for path in paths if path.name.lower() not in LEFT_BY_WINDOWS]
-        super().__init__(field, named, view, other=ImageFile(view.columns))
+        super().__init__(field, named, view)
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
@@ -119,25 +121,14 @@ def hash_of_image(image: Any) -> str | None:
         return None
 
 
-def open_images(data: DataSection, columns: dict[str, str], classes: str | None = None) -> dict[str, Examples]:
-    """The examples of each split, as open_examples: `files` may also name image files.
-
-    Images of a data set on the Hub or in a folder (also a folder of image folders) stay encoded until `decode`.
-    """
-    images = {"image_column": columns["image_field"], "read_files": read_images}
-    return open_examples(data, columns, classes=classes, **images)
-
-
-def read_images(
-    field: str, patterns: str | list[str], view: ExampleView, *, without: Collection[str] = (), **options: Any
-) -> FileReader:
+def read_images(field: str, patterns: str | list[str], view: ExampleView, without: Collection[str] = ()) -> FileReader:
     """Image files if the first file is one, else tables of them. A folder stands for all files in it."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
     found = list(find_files(field, patterns, without))
     first = next((path for path in found if path.name.lower() not in LEFT_BY_WINDOWS), found[0])
     if not is_image_file(first):
-        return ImageTable(field, patterns, view, without=without, **options)
+        return ImageTable(field, patterns, view, without)
     if is_copy(first):
         raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")
     return ImageFiles(field, found, ImageView(view.columns, view.limits))

@@ -30,13 +30,13 @@ class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
-    none were read. pixels: memory map (N, C, H, W). account: of the images.
+    none were read. pixels: memory map (N, C, H, W).
     """
 
     kind = "images"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
+        self.facts = meta["facts"]
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 

@@ -62,10 +62,10 @@ class ReadsImages(Reads):
         return image_shape(self.recipe)
 
     def open(self) -> dict[str, Any]:
-        from ..data.image_files import open_images
+        from ..data.opening import open_examples
 
         need_package(self.objective.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, self.columns(), self.objective.settings.stratified_by)
+        return open_examples(self.recipe.data, self.columns(), self.objective.settings.stratified_by)
 
     def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """With mean and std of the training images in a fresh processor."""

@@ -27,8 +27,21 @@ Asked = tuple[str, dict[str, Any]]  # (place, for errors; columns)
 FIELD = "FILE"  # what errors call the argument
 
 
+class WholeFile(FileFormat):
+    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
+
+    def rows(self, field, path, columns, limits):
+        if is_image_file(path):
+            yield None, {"image": str(path)}
+            return
+        with open_file(path, limits.encoding) as stream:
+            yield None, {"text": stream.read().decode()}
+
+
 class AskedView(View):
     """A row to answer: its place, and all its columns. A row that cannot be read raises UserError."""
+
+    other = WholeFile()
 
     def __call__(self, row: Row, field: str) -> Asked:
         values, place = row.values, row.place
@@ -49,17 +62,6 @@ class AskedView(View):
             )
 
 
-class WholeFile(FileFormat):
-    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
-
-    def rows(self, field, path, columns, limits):
-        if is_image_file(path):
-            yield None, {"image": str(path)}
-            return
-        with open_file(path, limits.encoding) as stream:
-            yield None, {"text": stream.read().decode()}
-
-
 class Unlabelled(FileReader):
     """Rows in a fixed order, from files or given in Python; rows from files have a column `file` beside their own.
 
@@ -77,7 +79,7 @@ class Unlabelled(FileReader):
         patterns = [
             os.path.join(glob.escape(one), "**", "*") if Path(one).expanduser().is_dir() else one for one in named
         ]
-        super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())), other=WholeFile())
+        super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())))
         self.first = next(iter(self), None)
         if self.first is None:
             names = ", ".join(map(str, self.paths[:3]))

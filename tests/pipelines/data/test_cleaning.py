@@ -10,8 +10,8 @@ import pytest
 import yaml
 from anyformer.pipelines.data import cleaning, tokenization
 from anyformer.pipelines.data.account_words import unusual
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Share
+from anyformer.pipelines.data.opening import open_corpora
 from anyformer.pipelines.data.splits import Split
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError

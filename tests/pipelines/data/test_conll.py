@@ -1,7 +1,7 @@
 """Laws of CoNLL files: sentences as rows, whatever separates columns; a broken line is a bad row."""
 
 import pytest
-from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe

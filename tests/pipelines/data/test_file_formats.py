@@ -15,10 +15,9 @@ import pyarrow.parquet
 import pytest
 from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.bad_rows import bad_rows_of
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
-from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS
+from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.unlabelled import Unlabelled
