@@ -188,14 +188,7 @@ class CleanSource(Source):
             for source in self.earlier:
                 for document in SourceCorpus("train", source, most=source.most).documents():
                     judge.remember(document)
-            numbered = (
-                (part, *one)
-                for part, source in enumerate(self.source.parts(PART_BYTES))
-                for one in enumerate(source.items())
-            )
-            for part, number, item in numbered:
-                if not isinstance(item, Document):
-                    continue
+            for part, number, item in self._all():
                 reason = judge.reason(item)
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})
                 if result.kept == self.most:
@@ -204,6 +197,12 @@ class CleanSource(Source):
         if not result.kept:
             words = ", ".join(f"{count:,} {reason}" for reason, (count, _) in result.reasons.items())
             raise UserError(f"{self.where}: data.clean leaves nothing of {self.name} ({words}); ask for less")
+
+    def _all(self) -> Iterator[tuple[int, int, Document]]:
+        for part, source in enumerate(self.source.parts(PART_BYTES)):
+            for number, item in enumerate(source.items()):
+                if isinstance(item, Document):
+                    yield part, number, item
 
 
 class _Findings:

@@ -5,7 +5,6 @@ An example that cannot be used gives an error with its place; bad_rows.py finds 
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -167,7 +166,7 @@ class SourceCorpus(Part, Corpus):
         return self.source.num_shards
 
     def shard(self, number: int) -> Corpus:
-        """Documents are held back from the first shard alone (corpora.py)."""
+        """Documents are held back from the first shard alone (opening.py)."""
         rule = self.rule if number == 0 else None
         return SourceCorpus(self.split, self.source.shard(number), rule=rule)
 
@@ -247,19 +246,6 @@ def nearest_cut(text: str, position: int) -> int:
         if text[:cut].strip() and text[cut:].strip():
             return cut
     return position
-
-
-def completed(rule: Split | None, source: Source, most: int | None) -> Split | None:
-    """The rule, completed so that both parts have a document; None stays None.
-
-    Raises UserError where there is no document among the source's first `most`.
-    """
-    part = Part(TRAIN, source, most=most)
-    there = ((index, item.source) for index, item in part.numbered() if not isinstance(item, Skipped))
-    first = next(there, None)
-    if first is None:
-        raise no_documents(source, part.tally())
-    return rule and rule.with_both_parts(chain([first], there))
 
 
 def no_documents(source: Source, tally: Account) -> UserError:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 
 from ..errors import UserError
 from ..plugins import SOURCES
@@ -12,8 +12,8 @@ from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder, kept_value
 from .derived import open_derived
-from .documents import Corpus, Limits, Source
-from .examples import Examples, MixtureCorpus, SourceCorpus, completed
+from .documents import Corpus, Limits, Skipped, Source
+from .examples import Examples, MixtureCorpus, Part, SourceCorpus, no_documents
 from .file_reader import FileReader
 from .hub_reader import HubReader
 from .image_files import read_images
@@ -122,8 +122,20 @@ class _Opener:
         return {"train": train, "validation": validation} if held else {"train": train}
 
     def _completed(self, source: Source, rule: Split | None, most: int | None) -> Split | None:
-        """The completed rule; a source that has not changed is read once for it."""
-        complete = partial(completed, rule, source, most)
+        """The rule, completed so that both parts have a document; None stays None.
+
+        A source that has not changed is read once for it. Raises UserError where there is no document among its first
+        `most`.
+        """
+
+        def complete() -> Split | None:
+            part = Part(TRAIN, source, most=most)
+            there = ((index, item.source) for index, item in part.numbered() if not isinstance(item, Skipped))
+            first = next(there, None)
+            if first is None:
+                raise no_documents(source, part.tally())
+            return rule and rule.with_both_parts(chain([first], there))
+
         if self.data.streaming:
             return complete()
         found = kept_value(

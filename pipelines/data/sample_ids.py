@@ -176,19 +176,25 @@ def without_labels(row: dict) -> dict:
     return row | words | {"labels": torch.full_like(torch.as_tensor(row["labels"]), IGNORE_INDEX)}
 
 
+def evaluation_rows(rows, multiple: int) -> Subset:
+    """Rows as an evaluation reads them: the longest first where they have `row_lengths`, so that batches hold little
+    padding, then fillers up to a multiple of `multiple`.
+
+    Every process then evaluates equally many rows, and none is counted twice.
+    """
+    numbered = NumberedRows(rows)
+    lengths = numbered.rows.row_lengths
+    order = range(len(numbered)) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
+    return Subset(numbered, [*order, *range(len(numbered), -(-len(numbered) // multiple) * multiple)])
+
+
 @contextmanager
 def evaluation_batches(arguments: TrainingArguments, rows) -> Iterator[Subset]:
-    """Yields rows as an evaluation reads them in batches of the arguments, in the block no larger than needed.
-
-    The longest come first where rows have `row_lengths`, so that batches hold little padding, then fillers: every
-    process evaluates equally many rows, and none is counted twice.
-    """
-    asked, numbered = arguments.per_device_eval_batch_size, NumberedRows(rows)
-    lengths, size = numbered.rows.row_lengths, len(numbered)
-    order = range(size) if lengths is None else np.argsort(-lengths, kind="stable").tolist()
-    arguments.per_device_eval_batch_size = min(asked, max(FILLED_UP, -(-size // arguments.world_size)))
-    multiple = arguments.eval_batch_size * arguments.world_size
+    """Yields evaluation_rows for batches of the arguments, which in the block are no larger than needed."""
+    asked = arguments.per_device_eval_batch_size
+    needed = max(FILLED_UP, -(-len(rows) // arguments.world_size))
+    arguments.per_device_eval_batch_size = min(asked, needed)
     try:
-        yield Subset(numbered, [*order, *range(size, -(-size // multiple) * multiple)])
+        yield evaluation_rows(rows, arguments.eval_batch_size * arguments.world_size)
     finally:
         arguments.per_device_eval_batch_size = asked

@@ -14,10 +14,10 @@ import transformers
 import yaml
 from anyformer.modeling.image_processing import AnyformerImageProcessor
 from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
-from anyformer.pipelines.data.image_store import decode
 from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, shift_and_flip
+from anyformer.pipelines.images.image_store import decode
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection

@@ -15,10 +15,10 @@ from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.data.example_store import encode_examples
 from anyformer.pipelines.data.examples import examples_fingerprint
-from anyformer.pipelines.data.image_store import store_images
 from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.images.image_store import store_images
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.storage.cache import cached_folder

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..data.account import Account
+from ..data.cells import kind_of
+from ..data.examples import Examples
+from ..data.mapped_store import META, MappedStore
+from ..data.rows import Rows
 from ..errors import UserError
-from .account import Account
-from .cells import kind_of
-from .examples import Examples
-from .mapped_store import META, MappedStore
-from .rows import Rows
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
 # Pillow's modes of 8 bits or fewer per channel.
