@@ -39,9 +39,6 @@ NEAR = 30  # candidates for wrong choices: sentences of other documents, the nea
 _FORMAT = 2  # raise it when other examples are made
 
 
-# ---------------------------------------------------------------------------------------------- next_sentence
-
-
 def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
     """Examples of two sentences and four choices for the next one (as SWAG, Zellers et al. 2018, from any text).
 
@@ -98,9 +95,6 @@ def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str)
     return list(texts)
 
 
-# ----------------------------------------------------------------------------------------------- entity_kinds
-
-
 def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> dict[str, Any]:
     """Turn tagged words into a text labelled with the kinds of entities in it: B-PER, I-PER and O give PER."""
     words, tags = (
@@ -114,8 +108,6 @@ def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> di
     kinds = dict.fromkeys(tag.partition("-")[2] or tag for tag in tags if tag != "O")
     return row | {columns["text_field"]: " ".join(words), columns["label_field"]: list(kinds)}
 
-
-# -------------------------------------------------------------------------------------------------- as sources
 
 # Name -> (function that makes examples of documents, the columns of these examples).
 OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Iterator[Example]], tuple[str, ...]]] = {

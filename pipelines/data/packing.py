@@ -93,19 +93,11 @@ def row(
 
 
 class PackedDataset(Rows, Dataset):
-    """Rows of `sequence_length` tokens (T): dicts of int64 tensors of shape (T,), input_ids, labels, position_ids.
+    """Rows of `sequence_length` tokens, as `row` makes them, of the documents in corpus order.
 
-    Documents follow each other in corpus order and are cut at a row's end; the next row then begins with the last token
-    of the row before, so that over all rows every token is predicted from its predecessor in the document exactly once.
-    labels are aligned with input_ids (the model shifts them); -100 stands for the first token of each document part and
-    for padding. position_ids restart at 0 with each document part, by which models tell documents apart.
-
-    tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
-    shifts_labels: False for objectives with context on both sides: rows follow each other without the repeated token,
-    and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
-    overlap: with shifts_labels, the tokens that a row repeats of the row before. They are context alone: their labels
-    are -100, so that each token is still predicted once, from at least `overlap` tokens before it where its document
-    has so many.
+    tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`). overlap: with
+    shifts_labels, the tokens that a row repeats of the row before. They are context alone: their labels are -100, so
+    that each token is still predicted once, from at least `overlap` tokens before it where its document has so many.
     Raises UserError where no row is left.
     """
 

@@ -90,9 +90,6 @@ def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> It
                 yield f"{document.source}, line {node.lineno}", row
 
 
-# ---------------------------------------------------------------------------------- what docstrings answer
-
-
 @dataclass(frozen=True)
 class Definition:
     """A public function or class of a module. arguments: a function's, as code; None: of a class, or too long."""

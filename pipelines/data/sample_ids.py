@@ -38,6 +38,8 @@ class NumberedRows(Dataset):
 
     def __init__(self, rows):
         self.rows: Rows = rows if isinstance(rows, Rows) else PlainRows(rows)
+        # A number that no row of any epoch has; rows with this number only fill up a batch.
+        self._beyond = 2**62 if self.rows.number_in(1, 0) else len(self.rows)
         is_part = isinstance(rows, Subset)
         self.split, self.chosen = (rows.dataset, rows.indices) if is_part else (self.rows, None)
         # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
@@ -49,14 +51,14 @@ class NumberedRows(Dataset):
     def __getitem__(self, index):
         epoch = int(self._epoch)
         if index is NO_ROW or index >= len(self):
-            number = self.rows.beyond if index is NO_ROW else index
+            number = self._beyond if index is NO_ROW else index
             return without_labels(self.rows[0]) | {ROW_IDS: number, EPOCH: epoch}
         number = self.rows.number_in(epoch, int(index))
         return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
     def number_in_split(self, number: int) -> int | None:
         """The number in the split of the row with a sample id; None: it is a filler's."""
-        if number >= self.rows.beyond:
+        if number >= self._beyond:
             return None
         return number if self.chosen is None else self.chosen[number]
 
