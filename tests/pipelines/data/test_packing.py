@@ -280,6 +280,3 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, char_tokenizer
     with pytest.raises(UserError, match=r"data\.cache_dir=.*No space left on device"):
         store_of(["abc"], char_tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())
-
-
-# Real text
