@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..storage.checksums import contents
 from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from
-from .file_formats import FileFormat, check_opens, encodings_in, format_of
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, encodings_in, format_of
 from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
 from .plain_text import PlainText
@@ -38,8 +39,15 @@ class FileReader(Reader):
         self.check()
 
     def check(self) -> None:
+        other = self.view.other
         for path in self.paths:
-            self.view.check_kind(self.field, path, self._patterns[path])
+            if format_of(path) is None and other is None:
+                known = ", ".join(FILE_FORMATS)
+                raise UserError(
+                    f"{self.field}: {path} is of no format that labelled examples are read from; known: {known}"
+                )
+            if format_of(path) is None:
+                other.check_kind(self.field, path, self._patterns[path])
             self.check_opens(path)
 
     def check_opens(self, path: Path) -> None:

@@ -4,15 +4,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ..errors import UserError, did_you_mean, shown
 from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Document, Limits, Skipped, Source
-from .file_formats import FILE_FORMATS, FileFormat, format_of, is_unicode, with_class_names
+from .file_formats import FileFormat, is_unicode, with_class_names
 from .files import NOT_UTF8, WAY_OUT
-from .plain_text import PlainText, check_is_text
+from .plain_text import PlainText
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
@@ -65,9 +64,6 @@ class View(ABC):
         view.columns = {field: name for field, name in self.columns.items() if name in columns}
         return view
 
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        """Raise UserError for a file of a kind that this use does not read."""
-
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         """Raise UserError where the first rows cannot be used: a fault is found before anything is encoded."""
         next((self(row, field) for row in rows), None)
@@ -118,10 +114,6 @@ class TextView(View):
     def identity(self) -> dict[str, Any]:
         return {"text_field": self.text_field, "limits": self.limits.identity()}
 
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if format_of(path) is None:
-            check_is_text(field, path, pattern)
-
 
 class ExampleView(View):
     """An example: its place, and its row with every column under its full name, or the error of one it cannot use."""
@@ -150,11 +142,6 @@ class ExampleView(View):
 
     def identity(self) -> dict[str, Any]:
         return super().identity() | ({} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding})
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if format_of(path) is None:
-            known = ", ".join(FILE_FORMATS)
-            raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
 
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         check_some(self(row, field) for row in rows)

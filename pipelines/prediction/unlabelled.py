@@ -13,7 +13,7 @@ from typing import Any
 from ..data.account import Account
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
-from ..data.file_formats import FileFormat, check_opens, format_of
+from ..data.file_formats import FileFormat, check_opens
 from ..data.file_reader import FileReader
 from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file
 from ..data.image_files import is_image_file
@@ -37,6 +37,13 @@ class WholeFile(FileFormat):
         with open_file(path, limits.encoding) as stream:
             yield None, {"text": stream.read().decode()}
 
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        if not (is_image_file(path) or is_text_file(path)):
+            raise UserError(
+                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
+                f"also compressed), an image, or a text (.txt, .md)"
+            )
+
 
 class AskedView(View):
     """A row to answer: its place, and all its columns. A row that cannot be read raises UserError."""
@@ -53,13 +60,6 @@ class AskedView(View):
             faults = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
             raise UserError(f"{field}: {place} is {faults[fault]}")
         return place, values
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if not (format_of(path) or is_image_file(path) or is_text_file(path)):
-            raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
-                f"also compressed), an image, or a text (.txt, .md)"
-            )
 
 
 class Unlabelled(FileReader):
