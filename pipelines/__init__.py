@@ -15,7 +15,7 @@ data/account.py: the account of all that comes in.
 tokenizers/load.py: the tokenizer, trained or loaded.
 data/tokenization.py: from documents to stored token ids.
 data/packing.py: from token ids to rows.
-data/order.py: the order of rows, by which a resumed run reads on; cursor.py: that of streams.
+data/order.py: the order of rows, by which a resumed run reads on; sample_ids.py: rows as a training reads them.
 objectives/learns.py: the part that trains: config and loss.
 training/models.py: the model, fresh or a checkpoint's.
 training/trainer.py: the steps, checkpoints and validations.

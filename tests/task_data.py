@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.file_reader import FileReader
-from anyformer.pipelines.data.plain_text import PlainText
 from anyformer.pipelines.data.reader import TextView
 
 GOOD, BAD = ["good", "great", "fine", "lovely"], ["bad", "awful", "poor", "dull"]
@@ -30,7 +29,7 @@ def on_rows(folder: Path, rows: list[dict] | Path, **task) -> dict:
 
 def documents_in(path, document: str, limits: Limits) -> FileReader:
     """The documents of plain text files."""
-    return FileReader("data.files", str(path), TextView("text", limits), other=PlainText(document))
+    return FileReader("data.files", str(path), TextView("text", limits, document=document))
 
 
 def texts(corpus) -> list[str]:

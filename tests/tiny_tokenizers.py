@@ -38,7 +38,7 @@ def fast(backend, roles) -> PreTrainedTokenizerFast:
 
 def trained_on(text: str, folder, **settings) -> PreTrainedTokenizerFast:
     """What a recipe with these tokenizer settings trains on the text; its cache and the text are in the folder."""
-    from anyformer.pipelines.data.corpora import open_corpora
+    from anyformer.pipelines.data.opening import open_corpora
     from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
     from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 

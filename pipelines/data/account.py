@@ -3,9 +3,8 @@
     account.used("column", "text", rows)
     account.unused("column", "author", rows)
     account.left_out("document", "empty", place="a.txt")
-    account.cut("text", "beyond max_length=64", tokens=312)
+    account.cut("text", "beyond max_length=64", texts)
     account.read_as("class", "Billing ", "Billing")
-    account.repeated("row", "also in train")
 
 Whoever decides counts: the reader of files, the labels, the encoder. Accounts of batches, shards and processes are
 added, in any order. account_words.py writes the sentences.
@@ -13,19 +12,21 @@ added, in any order. account_words.py writes the sentences.
 
 import re
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, NamedTuple, Self
+
+from .cells import cell_names
 
 USED = "used"  # is in the rows, as it came
 UNUSED = "unused"  # is there, and nothing reads it
 LEFT_OUT = "left_out"  # is in no row, as a whole
 CUT = "cut"  # is in a row, without a part of it
 READ_AS = "read_as"  # is in a row as something else
-REPEATED = "repeated"  # is in more than one row, or split
 NOTED = "noted"  # a sentence of who read it, such as a summary over several lines
-FATES = (USED, UNUSED, LEFT_OUT, CUT, READ_AS, REPEATED, NOTED)
+FATES = (USED, UNUSED, LEFT_OUT, CUT, READ_AS, NOTED)
 PLACES = 5  # that are kept of an entry
 KEPT = 1000  # keys of things of one kind with one fate; data may name things freely
 OTHERS = "others"
@@ -43,30 +44,23 @@ class Key(NamedTuple):
 
 @dataclass
 class Entry:
-    """number: of the things. more: sizes of them, such as {"tokens": 4210}. places: the first few. hint: the way out.
-    is_usual: whether nobody needs to be told."""
+    """number: of the things. places: the first few. hint: the setting that changes it. is_usual: whether nobody needs
+    to be told."""
 
     number: int = 0
-    more: dict[str, int] = field(default_factory=dict)
     places: tuple[str, ...] = ()
     hint: str = ""
     is_usual: bool = True
 
     def add(self, other: "Entry") -> None:
         self.number += other.number
-        for size, number in other.more.items():
-            self.more[size] = self.more.get(size, 0) + number
         if other.places and other.places != self.places:
             self.places = tuple(nsmallest(PLACES, {*self.places, *other.places}, key=in_order))
         self.hint, self.is_usual = max(self.hint, other.hint), self.is_usual and other.is_usual
 
 
 class Account:
-    """Entries by key. Sums do not depend on the order of what is added.
-
-    Of every count one may tell: place: where it is. hint: the setting that changes it. is_usual: see Entry. All other
-    keywords are sizes, such as tokens=4210.
-    """
+    """Entries by key. Sums do not depend on the order of what is added."""
 
     def __init__(self, entries: Iterable[tuple[Key, Entry]] = ()):
         self._entries: dict[Key, Entry] = {}
@@ -76,30 +70,29 @@ class Account:
 
     # ---- counting
 
-    def used(self, what: str, name: str = "", number: int = 1, **told: Any) -> None:
-        self._add(Key(USED, what, str(name)), entry_of(number, **told))
+    def used(self, what: str, name: str = "", number: int = 1) -> None:
+        self._add(Key(USED, what, str(name)), Entry(number))
 
-    def unused(self, what: str, name: str, number: int = 1, *, is_usual: bool = True, **told: Any) -> None:
-        self._add(Key(UNUSED, what, str(name)), entry_of(number, is_usual=is_usual, **told))
+    def unused(self, what: str, name: str, number: int = 1, *, is_usual: bool = True) -> None:
+        self._add(Key(UNUSED, what, str(name)), Entry(number, is_usual=is_usual))
 
-    def left_out(self, what: str, why: str, number: int = 1, *, is_usual: bool = False, **told: Any) -> None:
-        self._add(Key(LEFT_OUT, what, "", why), entry_of(number, is_usual=is_usual, **told))
+    def left_out(
+        self, what: str, why: str, number: int = 1, *, place: str = "", hint: str = "", is_usual: bool = False
+    ) -> None:
+        self._add(Key(LEFT_OUT, what, "", why), Entry(number, (place,) if place else (), hint, is_usual))
 
-    def cut(self, what: str, why: str, number: int = 1, *, is_usual: bool = True, **told: Any) -> None:
-        self._add(Key(CUT, what, "", why), entry_of(number, is_usual=is_usual, **told))
+    def cut(self, what: str, why: str, number: int = 1, *, is_usual: bool = True) -> None:
+        self._add(Key(CUT, what, "", why), Entry(number, is_usual=is_usual))
 
     def read_as(
-        self, what: str, name: str, as_what: str, number: int = 1, *, is_usual: bool = False, **told: Any
+        self, what: str, name: str, as_what: str, number: int = 1, *, hint: str = "", is_usual: bool = False
     ) -> None:
         """name: how it is written in the data; "": that is not worth a name."""
-        self._add(Key(READ_AS, what, str(name), as_what), entry_of(number, is_usual=is_usual, **told))
-
-    def repeated(self, what: str, where: str, number: int = 1, **told: Any) -> None:
-        self._add(Key(REPEATED, what, "", where), entry_of(number, is_usual=False, **told))
+        self._add(Key(READ_AS, what, str(name), as_what), Entry(number, hint=hint, is_usual=is_usual))
 
     def note(self, *sentences: str) -> None:
         for sentence in sentences:
-            self._add(Key(NOTED, "", "", sentence), entry_of(1, is_usual=False))
+            self._add(Key(NOTED, "", "", sentence), Entry(1, is_usual=False))
 
     def _add(self, key: Key, entry: Entry) -> None:
         """Of the keys of one kind the first KEPT are kept, whose sums are exact in whatever order they are met; of the
@@ -148,32 +141,62 @@ class Account:
 
     def to_json(self) -> list[dict[str, Any]]:
         """A list of entries, each with what differs from the default."""
-        return [
-            {name: value for name, value in key._asdict().items() if value}
-            | {"number": entry.number}
-            | entry.more
-            | ({"places": list(entry.places)} if entry.places else {})
-            | ({"hint": entry.hint} if entry.hint else {})
-            | ({} if entry.is_usual else {"unusual": True})
-            for key, entry in self.entries()
-        ]
+        told = []
+        for key, entry in self.entries():
+            of_entry = {"places": [*entry.places], "hint": entry.hint, "unusual": not entry.is_usual}
+            values = key._asdict() | {"number": entry.number} | of_entry
+            told.append({name: value for name, value in values.items() if value or name == "number"})
+        return told
 
     @classmethod
     def from_json(cls, entries: Iterable[dict[str, Any]]) -> "Account":
-        return cls(_read(dict(entry)) for entry in entries)
-
-
-def entry_of(number: int, place: str = "", hint: str = "", is_usual: bool = True, **more: int) -> Entry:
-    return Entry(number, more, (place,) if place else (), hint, is_usual)
-
-
-def _read(given: dict[str, Any]) -> tuple[Key, Entry]:
-    key = Key(*(given.pop(name, "") for name in Key._fields))
-    number, places, hint = given.pop("number"), tuple(given.pop("places", ())), given.pop("hint", "")
-    is_usual = not given.pop("unusual", False)
-    return key, Entry(number, given, places, hint, is_usual)
+        account = cls()
+        for one in entries:
+            key, places = Key(*(one.get(name, "") for name in Key._fields)), tuple(one.get("places", ()))
+            account._add(key, Entry(one["number"], places, one.get("hint", ""), "unusual" not in one))
+        return account
 
 
 def in_order(place: str) -> list:
     """The key by which line 9 stands before line 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", place)] + [(-2, place)]
+
+
+class ColumnsMet:
+    """Counts the columns of rows. read: those that are read; dots lead into nested dicts, as in cells.py."""
+
+    def __init__(self, read: Iterable[str]):
+        self.read = set(read)
+        self._kinds: Counter[tuple[str, ...]] = Counter()  # most rows have the same columns
+        self._nulls: Counter[str] = Counter()
+
+    def add(self, row: dict[str, Any], unread: Iterable[str] = ()) -> None:
+        """A row as it was read. unread: columns that its place has beside those of the row."""
+        self._nulls.update(name for name in self.read & row.keys() if row[name] is None)
+        is_nested = any(isinstance(value, dict) for value in row.values())
+        there = {name for name, value in row.items() if value is not None or name not in self.read}
+        names = cell_names({name: row[name] for name in there}) if is_nested else there
+        self._kinds[(*names, *unread)] += 1
+
+    def into(self, account: Account) -> None:
+        """Add the counts: of a dict of which parts are read, its other parts; of one that nothing reads, itself."""
+        for name in self.read:
+            account.used("column", name, 0)
+        for name, rows in self._nulls.items():
+            account.unused("null", name, rows)
+        for names, rows in self._kinds.items():
+            account.used("row", number=rows)
+            for name in names:
+                if name in self.read:
+                    account.used("column", name, rows)
+                elif self._is_unread(name):
+                    account.unused("column", name, rows)
+
+    def _is_unread(self, name: str) -> bool:
+        """Whether neither it nor a part of it is read, and of what it is a part of, another part is."""
+        parts = name.split(".")
+        outer = {".".join(parts[:end]) for end in range(1, len(parts))}
+        return not self._holds_read(name) and not outer & self.read and all(map(self._holds_read, outer))
+
+    def _holds_read(self, name: str) -> bool:
+        return any(read.startswith(f"{name}.") for read in self.read)

@@ -43,13 +43,10 @@ ANY = Sentence("{all} {why}{each}", "{name!r} {number}")
 
 def unusual(account: Account) -> list[str]:
     """A sentence for each thing that people should know, by the same rule for every reader; [] where nothing is."""
-    met = account.number(USED, "row")
-    return _said([item for item in account.entries() if not item[1].is_usual or _is_rare(*item, met)])
-
-
-def _is_rare(key: Key, entry: Entry, rows: int) -> bool:
-    """Whether it is a column that only some rows have, and nothing reads: its name may be misspelt there."""
-    return (key.fate, key.what) == (UNUSED, "column") and entry.number < rows
+    # A column that only some rows have, and nothing reads, may be misspelt there.
+    met, columns = account.number(USED, "row"), (UNUSED, "column")
+    items = account.entries()
+    return _said([item for item in items if not item[1].is_usual or (item[0][:2] == columns and item[1].number < met)])
 
 
 def lines(account: Account) -> list[str]:
@@ -62,7 +59,7 @@ def lines(account: Account) -> list[str]:
             continue
         names = [f"{key.name} {entry.number:,}".strip() for key, entry in items]
         plural = f"{what}es" if what.endswith("s") else f"{what}s"
-        told.append(f"{plural}{' not read' * (fate == UNUSED)}: {_listed(names)}")
+        told.append(f"{plural}{' not read' * (fate == UNUSED)}: {_listed(names, ', ', SHOWN)}")
     return [*told, *_said(others)]
 
 
@@ -97,9 +94,7 @@ def _sentences(sentence: Sentence, what: str, alike: list[Item]) -> list[str]:
         for key, entry in alike
         if sentence is not ANY or key.name
     ]
-    listed = sentence.joint.join(each[: sentence.shown])
-    if len(each) > sentence.shown:
-        listed += f" and {len(each) - sentence.shown:,} more"
+    listed = _listed(each, sentence.joint, sentence.shown)
     if sentence is ANY and listed:
         listed = f": {listed}"
     total, why = sum(entry.number for _, entry in alike), alike[0][0].why
@@ -117,6 +112,6 @@ def _with_places(key: Key, entry: Entry) -> str:
     return f"{key.why}{': ' * bool(listed)}{listed}; {entry.hint}"
 
 
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def _listed(names: list[str], joint: str, shown: int) -> str:
+    more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return joint.join(names[:shown]) + more

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ..errors import UserError
 from .documents import in_batches
+from .examples import Part
 from .reader import Example
-from .source_parts import Part
 
 NAMED = 20  # bad rows that an error names
 

@@ -9,7 +9,6 @@ import hashlib
 import importlib.util
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
@@ -24,10 +23,9 @@ from ..storage.cache import cached_folder, sha
 from ..storage.checksums import hashed_files
 from ..words import counted, working
 from .account import Account
-from .contamination import TestSets, shared_notes
+from .contamination import NearDuplicates, TestSets, shared_notes, words_of
 from .documents import Document, Skipped, Source
-from .source_parts import SourceCorpus
-from .word_sequences import words_of
+from .examples import SourceCorpus
 
 _FORMAT = 1  # raise it when the same settings leave out other documents
 PART_BYTES = 2**30  # of files: the size of a part, as in tokenization.py
@@ -43,11 +41,7 @@ class Judge:
     def __init__(self, clean: CleanSettings, keeps: Callable[[str], Any] | None, tests: TestSets | None):
         self.clean, self.keeps, self.tests = clean, keeps, tests
         self._texts: set[bytes] = set()
-        self._near = None
-        if clean.near_duplicates is not None:
-            from .near_duplicates import NearDuplicates
-
-            self._near = NearDuplicates(clean.near_duplicates)
+        self._near = None if clean.near_duplicates is None else NearDuplicates(clean.near_duplicates)
         self.latest: dict = {}
 
     def remember(self, document: Document) -> None:
@@ -197,11 +191,11 @@ class CleanSource(Source):
             for part, number, item in self._all():
                 reason = judge.reason(item)
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})
-                if self.most is not None and result.documents - result.reasons.total() == self.most:
+                if result.kept == self.most:
                     break
         result.write(folder, self.tests)
-        if result.documents == result.reasons.total():
-            words = ", ".join(f"{count:,} {reason}" for reason, count in result.reasons.items())
+        if not result.kept:
+            words = ", ".join(f"{count:,} {reason}" for reason, (count, _) in result.reasons.items())
             raise UserError(f"{self.where}: data.clean leaves nothing of {self.name} ({words}); ask for less")
 
     def _all(self) -> Iterator[tuple[int, int, Document]]:
@@ -215,26 +209,30 @@ class _Findings:
     """The results of a pass over a source. shared: a file to which every text shared with a test set is written."""
 
     def __init__(self, shared):
-        self.shared, self.documents, self.reasons = shared, 0, Counter()
+        self.shared, self.documents = shared, 0
         self.dropped: dict[int, list[int]] = {}
-        self.examples: dict[str, list[str]] = {}
+        self.reasons: dict[str, list] = {}  # reason -> [documents, the first ones]
         self.sets: dict[str, tuple[list, list[str]]] = {}  # set -> (hashes by document, first shared texts)
 
     def add(self, part: int, number: int, document: Document, reason: str | None, in_common: dict) -> None:
         self.documents += 1
         if reason is None:
             return
-        self.reasons[reason] += 1
         self.dropped.setdefault(part, []).append(number)
-        examples = self.examples.setdefault(reason, [])
-        if len(examples) < EXAMPLES:
-            examples.append(f"{document.source} {_first_words(document.text)}")
+        of_reason = self.reasons.setdefault(reason, [0, []])
+        of_reason[0] += 1
+        if len(of_reason[1]) < EXAMPLES:
+            of_reason[1].append(f"{document.source} {_first_words(document.text)}")
         for name, (hashes, texts) in in_common.items():
             of_documents, listed = self.sets.setdefault(name, ([], []))
             of_documents.append(hashes)
             for text in texts:
                 self.shared.write(json.dumps({"test": name, "document": document.source, "words": text}) + "\n")
             listed += [f"{document.source} {_first_words(text, 30)}" for text in texts[: LISTED - len(listed)]]
+
+    @property
+    def kept(self) -> int:
+        return self.documents - sum(count for count, _ in self.reasons.values())
 
     def write(self, folder: Path, tests: TestSets | None) -> None:
         np.savez(folder / DROPPED, **{str(part): np.array(items, np.int64) for part, items in self.dropped.items()})
@@ -244,8 +242,7 @@ class _Findings:
             distinct = len(np.unique(np.concatenate(hashes))) if hashes else 0
             numbers = {"texts": texts, "too_short": tests.too_short[name], "documents": len(hashes)}
             sets[name] = numbers | {"sequences": distinct, "listed": listed}
-        dropped = {reason: [count, self.examples[reason]] for reason, count in self.reasons.items()}
-        report = {"documents": self.documents, "dropped": dropped, "sets": sets}
+        report = {"documents": self.documents, "dropped": self.reasons, "sets": sets}
         (folder / FOUND).write_text(json.dumps(report, indent=1))
 
 

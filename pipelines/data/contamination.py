@@ -1,7 +1,9 @@
-"""Contamination: which word sequences of test sets are also in a document."""
+"""Documents that share sequences of words with test sets, or nearly all of them with an earlier document."""
 
+import hashlib
+import re
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,66 @@ from ..recipes.recipe_files import shipped
 from ..recipes.suite_file import is_suite, read_suite
 from ..words import counted
 from .documents import Corpus, Limits
+from .examples import SourceCorpus
 from .file_reader import FileReader
-from .plain_text import PlainText
 from .reader import TextView
 from .remote_files import with_local_copies
-from .source_parts import SourceCorpus
-from .word_sequences import sequences_of, words_of
 
 FIELD = "data.clean.decontaminate"
+WORDS = 5  # in a row, as Lee et al. 2022 compare documents
+HASHES = 256  # the estimate's standard deviation is at most 1 / (2 * sqrt(256)): 0.03
+MISSED = 0.9  # weight of missed pairs against false candidates in choosing bands: candidates are compared anyway
+_WORD = re.compile(r"\w+")
+_BASE = 0x9E3779B97F4A7C15  # odd, so that no word of a sequence is lost modulo 2^64
+
+
+@lru_cache(maxsize=2**19)
+def _hash_of(word: str) -> int:
+    return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in lower case, without punctuation (as Brown et al. 2020, appendix C, compares texts)."""
+    return _WORD.findall(text.lower())
+
+
+def sequences_of(words: list[str], length: int) -> np.ndarray:
+    """A 64-bit hash of each `length` words in a row, uint64 (words - length + 1,): the same in every process."""
+    number = len(words) - length + 1
+    if number <= 0:
+        return np.empty(0, np.uint64)
+    hashes = np.fromiter(map(_hash_of, words), np.uint64, len(words))
+    combined = np.zeros(number, np.uint64)
+    for place in range(length):
+        combined = combined * np.uint64(_BASE) + hashes[place : place + number]
+    return combined
+
+
+class NearDuplicates:
+    """Finds documents similar to an earlier one: with a Jaccard similarity of at least `threshold`.
+
+    By MinHash (Broder 1997) and bands of it; takes about 2 kB of memory for each document.
+    """
+
+    def __init__(self, threshold: float):
+        from datasketch import MinHash, MinHashLSH
+
+        self.threshold, self._hashes = threshold, []
+        self._empty = MinHash(HASHES, seed=1, hashfunc=int)
+        self._bands = MinHashLSH(threshold, HASHES, weights=(1 - MISSED, MISSED))
+
+    def was_there(self, words: list[str]) -> bool:
+        """Whether a document with these words is similar to an earlier one; if not, later ones are compared with it."""
+        if not words:
+            return False
+        signature = self._empty.copy()
+        signature.update_batch((sequences_of(words, min(WORDS, len(words))) >> np.uint64(32)).tolist())
+        earlier = self._bands.query(signature)
+        if any(np.mean(signature.hashvalues == self._hashes[number]) >= self.threshold for number in earlier):
+            return True
+        self._bands.insert(len(self._hashes), signature)
+        self._hashes.append(signature.hashvalues.astype(np.uint32))
+        return False
 
 
 def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_dir: str | None) -> "TestSets":
@@ -39,8 +93,8 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
             corpora[name] = _of_recipe(name)
         else:
             patterns = with_local_copies(name, FIELD, cache_dir)
-            view = TextView(text_field, limits)
-            corpora[name] = SourceCorpus("test", FileReader(FIELD, patterns, view, other=PlainText("paragraph")))
+            view = TextView(text_field, limits, document="paragraph")
+            corpora[name] = SourceCorpus("test", FileReader(FIELD, patterns, view))
     return TestSets(corpora, clean.decontaminate_words)
 
 

@@ -21,9 +21,14 @@ from .account import UNUSED, USED, Account
 from .cells import texts_of
 from .documents import Corpus, Document, Limits, counted_from
 from .examples import Examples
-from .python_examples import ASKED_OTHERWISE, docstring_conversations, docstring_questions, function_summaries
+from .python_examples import (
+    ASKED_OTHERWISE,
+    docstring_conversations,
+    docstring_questions,
+    function_summaries,
+    sentences_of,
+)
 from .reader import Example, ExampleView, Reader, Row, check_some
-from .sentences import sentences_of
 from .splits import VALIDATION, Split
 
 CHOICES = 4
@@ -32,9 +37,6 @@ EVERY = 8  # sentences of a document per example
 SENTENCE = (20, 300)  # shortest and longest usable sentence, in characters
 NEAR = 30  # candidates for wrong choices: sentences of other documents, the nearest in length
 _FORMAT = 2  # raise it when other examples are made
-
-
-# ---------------------------------------------------------------------------------------------- next_sentence
 
 
 def next_sentences(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[Example]:
@@ -93,9 +95,6 @@ def _near(pool: list[tuple[int, int, str]], length: int, place: int, right: str)
     return list(texts)
 
 
-# ----------------------------------------------------------------------------------------------- entity_kinds
-
-
 def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> dict[str, Any]:
     """Turn tagged words into a text labelled with the kinds of entities in it: B-PER, I-PER and O give PER."""
     words, tags = (
@@ -109,8 +108,6 @@ def entity_kinds(row: dict[str, Any], columns: dict[str, str], place: str) -> di
     kinds = dict.fromkeys(tag.partition("-")[2] or tag for tag in tags if tag != "O")
     return row | {columns["text_field"]: " ".join(words), columns["label_field"]: list(kinds)}
 
-
-# -------------------------------------------------------------------------------------------------- as sources
 
 # Name -> (function that makes examples of documents, the columns of these examples).
 OF_DOCUMENTS: dict[str, tuple[Callable[[Iterable[Document], Counter[str]], Iterator[Example]], tuple[str, ...]]] = {
@@ -177,18 +174,18 @@ class EntityKinds(Reader):
         return {"derived": ["entity_kinds", _FORMAT], "examples": self.source.identity()}
 
 
-def open_derived(data: DataSection, columns: dict[str, str], open_source: Callable) -> dict[str, Examples]:
+def open_derived(
+    data: DataSection, columns: dict[str, str], open_corpora: Callable, open_source: Callable
+) -> dict[str, Examples]:
     """The derived examples of each split of a section with `derive`.
 
-    open_source: () -> {split: its examples as they are in the data}.
+    open_corpora: (section) -> {split: its documents}. open_source: () -> {split: its examples as they are in the data}.
 
-    Raises UserError as open_corpora and open_examples do, for a task that reads other columns, and for a split from
-    which no example can be made.
+    Raises UserError as these do, for a task that reads other columns, and for a split from which no example can be
+    made.
     """
     derive = data.derive
     if derive in OF_DOCUMENTS:
-        from .corpora import open_corpora
-
         held = 0.0 if data.validation_files or data.validation_split else data.share_held_back
         same_documents = derive in ASKS_OTHERWISE and held > 0
         corpora = open_corpora(replace(data, validation_fraction=0.0) if same_documents else data)

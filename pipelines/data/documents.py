@@ -36,16 +36,14 @@ SKIPPED = {
     "empty": "empty",
     "cleaned": "by data.clean",
 }
-
-
 UTF8 = "utf-8"
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Size limits that keep a broken document from filling the memory, and the encoding of files.
+    """Most bytes of a document and of a line, in UTF-8, so that a broken one does not fill the memory.
 
-    document_bytes, line_bytes: of the text in UTF-8. encoding: a name of Python's codecs.
+    encoding: of files, a name of Python's codecs.
     """
 
     document_bytes: int

@@ -33,7 +33,7 @@ class EncodedExamples(MappedStore, Rows, Dataset):
     kind = "examples"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
+        self.facts = meta["facts"]
         self._table = pyarrow.ipc.open_stream(pyarrow.memory_map(str(self.folder / ARROW))).read_all()
         numbers = [field.name for field in self._table.schema if not pyarrow.types.is_string(field.type)]
         self._columns = {name: self._table[name] for name in numbers}

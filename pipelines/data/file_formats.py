@@ -58,6 +58,9 @@ class FileFormat(ABC):
         Raises UserError, beginning with `field`, for a broken file.
         """
 
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        """Raise UserError, beginning with `field`, for a file, which `pattern` matches, that is not read so."""
+
     def columns(self, field: str, path: Path) -> list[str] | None:
         """Names of the columns; None where each row has its own. Raises UserError for a file of another format."""
         return None

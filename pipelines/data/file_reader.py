@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import UserError
 from ..storage.checksums import contents
 from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from
-from .file_formats import FileFormat, check_opens, encodings_in, format_of
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, encodings_in, format_of
 from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
 from .plain_text import PlainText
@@ -21,34 +22,32 @@ class FileReader(Reader):
     """Rows of local files, in the order of the patterns and by path within one pattern.
 
     patterns: paths and globs (`~` allowed, `**` crosses folders); a file that several match is read once. without: real
-    paths that globs leave out: files of the other splits. other: reads files of no format with rows. image_column: the
-    column of a table whose paths are relative to its folder, if its format has_own_paths.
+    paths that globs leave out: files of the other splits. image_column: the one whose paths are relative to a table's
+    folder, if its format has_own_paths.
     Raises UserError where a pattern matches nothing, and for a file that cannot be read, is of another kind or lacks a
     column.
     """
 
     has_encoding = True
 
-    def __init__(
-        self,
-        field: str,
-        patterns: str | list[str],
-        view: View,
-        *,
-        without: Collection[str] = (),
-        other: FileFormat | None = None,
-        image_column: str | None = None,
-    ):
+    def __init__(self, field: str, patterns: str | list[str], view: View, without: Collection[str] = ()):
         super().__init__(view)
-        self.field, self.other, self.image_column = field, other, image_column
+        self.field, self.image_column = field, view.columns.get("image_field")
         self._patterns = find_files(field, patterns, without)
         self.paths = list(self._patterns)
         self.name = name_of_files(self.paths) if self.paths else ""
         self.check()
 
     def check(self) -> None:
+        other = self.view.other
         for path in self.paths:
-            self.view.check_kind(self.field, path, self._patterns[path])
+            if format_of(path) is None and other is None:
+                known = ", ".join(FILE_FORMATS)
+                raise UserError(
+                    f"{self.field}: {path} is of no format that labelled examples are read from; known: {known}"
+                )
+            if format_of(path) is None:
+                other.check_kind(self.field, path, self._patterns[path])
             self.check_opens(path)
 
     def check_opens(self, path: Path) -> None:
@@ -77,9 +76,9 @@ class FileReader(Reader):
             done = 0
 
     def rows_in(self, path: Path) -> Iterator[Row]:
-        kind = format_of(path) or self.other
+        kind = format_of(path) or self.view.other
         has_own_paths = self.image_column is not None and kind.has_own_paths
-        names = self.names_in(path) if self.view.names_classes else {}
+        names = names_in(self.field, path, self.columns) if self.view.names_classes else {}
         file, name, counts = str(path), path.name, kind.counts
         asked = self.field, path, self.columns_in(path, kind), self.limits_of(path)
         unread = kind.unread(*asked)
@@ -121,9 +120,9 @@ class FileReader(Reader):
 
     def identity(self) -> Any:
         identity = {"files": file_identities(self.field, self.paths)} | super().identity()
-        if isinstance(self.other, PlainText):
+        if isinstance(self.view.other, PlainText):
             found = encodings_in(self.field, self.paths, self.limits)
-            identity |= {"document": self.other.document} | ({"encodings": [*found.values()]} if found else {})
+            identity |= {"document": self.view.other.document} | ({"encodings": [*found.values()]} if found else {})
         return identity
 
     def account(self) -> Account:
@@ -133,10 +132,7 @@ class FileReader(Reader):
         return account
 
     def named(self) -> list[dict[str, list[str]]]:
-        return [self.names_in(path) for path in self.paths] if self.view.names_classes else []
-
-    def names_in(self, path: Path) -> dict[str, list[str]]:
-        return names_in(self.field, path, self.columns)
+        return [names_in(self.field, path, self.columns) for path in self.paths if self.view.names_classes]
 
 
 def names_in(field: str, path: Path, columns: dict[str, str]) -> dict[str, list[str]]:

@@ -22,20 +22,12 @@ class HubReader(Reader):
     """The rows of one split of a data set. Raises UserError where data set, configuration, split or column are missing.
 
     split_field: the setting of the section that names the split. streaming: rows are fetched while they are iterated
-    and nothing is stored. image_column: its images stay encoded. table: the object of datasets.
+    and nothing is stored. table: the object of datasets, in which images stay encoded.
     """
 
     _shard = ""  # number of the file, where it is one of several
 
-    def __init__(
-        self,
-        section: SourceSection,
-        split_field: str,
-        view: View,
-        *,
-        streaming: bool = False,
-        image_column: str | None = None,
-    ):
+    def __init__(self, section: SourceSection, split_field: str, view: View, streaming: bool = False):
         super().__init__(view)
         self.dataset, self.config_name, self.revision = section.dataset, section.config_name, section.revision
         self.split, self.split_field, self.streaming = getattr(section, split_field), split_field, streaming
@@ -43,8 +35,9 @@ class HubReader(Reader):
         self.name = self.dataset if isinstance(view, TextView) else self.place
         self.table = self._load()
         self.check()
-        if image_column is not None and isinstance(self.table.features.get(image_column), datasets.Image):
-            self.table = self.table.cast_column(image_column, datasets.Image(decode=False))
+        image = view.columns.get("image_field")
+        if image is not None and isinstance(self.table.features.get(image), datasets.Image):
+            self.table = self.table.cast_column(image, datasets.Image(decode=False))
 
     def check(self) -> None:
         if self.table.features is not None:  # those of a stream may be unknown before its first row
@@ -65,7 +58,10 @@ class HubReader(Reader):
         batches = self.table.select_columns(columns).with_format(None).iter(batch_size=256)
         rows = chain.from_iterable(zip(*(batch[column] for column in columns)) for batch in batches)
         unread = [column for column in there if column not in columns]
-        for number, (values, names) in enumerate(zip(rows, self._names_of_rows())):
+        # The names of the classes in the file of each row.
+        files = zip(self.named(), (rows for _, rows in self._files())) if self.view.names_classes else ()
+        named = chain(chain.from_iterable(repeat(names, number) for names, number in files), repeat({}))
+        for number, (values, names) in enumerate(zip(rows, named)):
             yield self._row(number, dict(zip(columns, values)), names, unread)
 
     def _streamed(self, place: list | None) -> Iterator[tuple[Row, list]]:
@@ -78,11 +74,6 @@ class HubReader(Reader):
 
     def _row(self, number: int, *of_it: Any) -> Row:
         return Row(f"{self.place}, row {number}", f"{self.dataset}/{self.split}{self._shard}:{number}", *of_it)
-
-    def _names_of_rows(self) -> Iterator[dict[str, list[str]]]:
-        """The names of the classes in the file of each row."""
-        files = zip(self.named(), (rows for _, rows in self._files())) if self.view.names_classes else ()
-        return chain(chain.from_iterable(repeat(names, rows) for names, rows in files), repeat({}))
 
     def named(self) -> list[dict[str, list[str]]]:
         """Of a folder's Parquet files each has its own, though datasets calls all by those of the first file."""

@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..recipes.schema import DataSection
 from ..storage.checksums import content_hash, contents
 from ..words import counted
 from .account import Account
-from .example_splits import open_examples
-from .examples import Examples
 from .file_formats import FileFormat
 from .file_reader import FileReader
 from .files import readable
@@ -39,34 +36,32 @@ class ImageFile(FileFormat):
         yield None, {column: values[name] for name, column in self.named.items()}
 
 
-class ImageView(ExampleView):
-    """An example of an image file."""
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if not is_image_file(path):
-            raise UserError(f"{field} names images and other files ({path}); a pattern such as *.png leaves them out")
-        if GROUPS in self.columns:
-            raise UserError(
-                f"data.{GROUPS} names a column, and image files have none; list them in a table, such as a .csv"
-            )
-
-
 class ImageFiles(FileReader):
     """Image files, whose class is the name of the folder they lie in: `data/*/*.png`.
 
     Raises UserError where a pattern matches nothing, or matches images and other files together.
     """
 
-    def __init__(self, field: str, paths: list[Path], view: ImageView):
+    def __init__(self, field: str, paths: list[Path], view: ExampleView):
         named = [str(path) for path in paths if path.name.lower() not in LEFT_BY_WINDOWS]
-        super().__init__(field, named, view, other=ImageFile(view.columns))
+        view.other = ImageFile(view.columns)
+        super().__init__(field, named, view)
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (
             f"{counted(len(self.paths), 'image')} in {', '.join(folders[:3])}{', ...' if len(folders) > 3 else ''}"
         )
 
-    def check_opens(self, path: Path) -> None:
+    def check(self) -> None:
         """Each is opened when it is hashed, and not twice."""
+        if GROUPS in self.columns:
+            raise UserError(
+                f"data.{GROUPS} names a column, and image files have none; list them in a table, such as a .csv"
+            )
+        other = next((path for path in self.paths if not is_image_file(path)), None)
+        if other is not None:
+            raise UserError(
+                f"{self.field} names images and other files ({other}); a pattern such as *.png leaves them out"
+            )
 
     def identity(self) -> Any:
         files = []
@@ -119,25 +114,14 @@ def hash_of_image(image: Any) -> str | None:
         return None
 
 
-def open_images(data: DataSection, columns: dict[str, str], classes: str | None = None) -> dict[str, Examples]:
-    """The examples of each split, as open_examples: `files` may also name image files.
-
-    Images of a data set on the Hub or in a folder (also a folder of image folders) stay encoded until `decode`.
-    """
-    images = {"image_column": columns["image_field"], "read_files": read_images}
-    return open_examples(data, columns, classes=classes, **images)
-
-
-def read_images(
-    field: str, patterns: str | list[str], view: ExampleView, *, without: Collection[str] = (), **options: Any
-) -> FileReader:
+def read_images(field: str, patterns: str | list[str], view: ExampleView, without: Collection[str] = ()) -> FileReader:
     """Image files if the first file is one, else tables of them. A folder stands for all files in it."""
     patterns = [patterns] if isinstance(patterns, str) else patterns
     patterns = [f"{glob.escape(one)}/**/*" if Path(one).expanduser().is_dir() else one for one in patterns]
     found = list(find_files(field, patterns, without))
     first = next((path for path in found if path.name.lower() not in LEFT_BY_WINDOWS), found[0])
     if not is_image_file(first):
-        return ImageTable(field, patterns, view, without=without, **options)
+        return ImageTable(field, patterns, view, without)
     if is_copy(first):
         raise UserError(f"{field}: {first.name} is an image behind a URL; copy its folder, whose name is the class")
-    return ImageFiles(field, found, ImageView(view.columns, view.limits))
+    return ImageFiles(field, found, view.only(*view.columns.values()))

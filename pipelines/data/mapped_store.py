@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ..storage.cache import cached_folder
 from ..storage.checksums import States
+from .account import Account
 
 META = "meta.json"
 
@@ -16,7 +17,7 @@ class MappedStore(ABC):
     """One folder of mapped files. A subclass opens them in `_open`.
 
     kind: folder of the cache that holds all stores of the class. fingerprint: identity of the content and of the way it
-    was made. name: of the data, for people.
+    was made. name: of the data, for people. account: of what came in for it.
     """
 
     kind: str
@@ -25,6 +26,7 @@ class MappedStore(ABC):
         self.folder = Path(folder)
         meta = json.loads((self.folder / META).read_text())
         self.fingerprint, self.name = meta["fingerprint"], meta["name"]
+        self.account = Account.from_json(meta.get("account", ()))
         self._open(meta)
 
     @abstractmethod

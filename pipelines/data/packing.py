@@ -6,23 +6,21 @@ next row repeats the last token before the cut, so that each token with a predec
 it exactly once. For all other objectives the slices follow each other without repetition.
 """
 
-from collections import deque
-from functools import partial
-from typing import Any, Literal
+from bisect import bisect_left, insort
+from collections import defaultdict
+from typing import Literal
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset
 
 from ..errors import UserError
 from ..storage.cache import sha
 from ..words import counted
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, document_parts
-from .documents import Corpus
-from .encoding import Encoder
-from .rows import Rows, Streamed
-from .shuffled_documents import FILES_AT_ONCE, shuffled_documents
-from .token_store import TokenStore, framed, framing_tokens
+from .batch_keys import IGNORE_INDEX
+from .example_store import EncodedExamples
+from .rows import Rows
+from .token_store import TokenStore
 
 Tail = Literal["drop", "pad"]
 
@@ -95,19 +93,11 @@ def row(
 
 
 class PackedDataset(Rows, Dataset):
-    """Rows of `sequence_length` tokens (T): dicts of int64 tensors of shape (T,), input_ids, labels, position_ids.
+    """Rows of `sequence_length` tokens, as `row` makes them, of the documents in corpus order.
 
-    Documents follow each other in corpus order and are cut at a row's end; the next row then begins with the last token
-    of the row before, so that over all rows every token is predicted from its predecessor in the document exactly once.
-    labels are aligned with input_ids (the model shifts them); -100 stands for the first token of each document part and
-    for padding. position_ids restart at 0 with each document part, by which models tell documents apart.
-
-    tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`).
-    shifts_labels: False for objectives with context on both sides: rows follow each other without the repeated token,
-    and labels are all tokens of the row (-100 for padding alone), from which the objective's collator chooses.
-    overlap: with shifts_labels, the tokens that a row repeats of the row before. They are context alone: their labels
-    are -100, so that each token is still predicted once, from at least `overlap` tokens before it where its document
-    has so many.
+    tail: a last row that is not full is left out (`drop`) or filled up with pad_token_id (`pad`). overlap: with
+    shifts_labels, the tokens that a row repeats of the row before. They are context alone: their labels are -100, so
+    that each token is still predicted once, from at least `overlap` tokens before it where its document has so many.
     Raises UserError where no row is left.
     """
 
@@ -205,132 +195,68 @@ class PackedDataset(Rows, Dataset):
         )
 
 
-class StreamingPackedDataset(Streamed, IterableDataset):
-    """The same rows as PackedDataset's, tokenised while they are read; nothing is stored.
+def best_fit(lengths: np.ndarray, room: int) -> list[list[int]]:
+    """Which examples share a row of `room` tokens: best fit decreasing, as in TRL (Ding et al. 2024, section 3.1).
 
-    An iteration is one pass, which `set_epoch` numbers; training reads pass after pass (cursor.py). With several
-    workers only the first one yields, so that the order is the same for any number of them; it still tokenises in
-    parallel to training. shuffle_buffer: documents are read in an order that `seed` and the pass determine
-    (shuffled_documents.py); None: in corpus order. A row also carries its sample id (`row_ids`, its number in the pass)
-    and the pass (`epoch`); both have shape (), and a collator's randomness depends on them.
-    Raises UserError as PackedDataset does; for a stream that ends before the first row, when it is iterated.
+    The longest example comes first, each into the fullest row that it fits into. Rows are ordered by their first
+    example, and the examples of a row by their number. No length may be above `room`.
+    """
+    rows: list[list[int]] = []
+    free: list[int] = []  # the distinct numbers of free tokens in rows, ascending
+    with_free: dict[int, list[int]] = defaultdict(list)  # number of free tokens -> rows
+    for example in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[example])
+        place = bisect_left(free, length)
+        if place == len(free):
+            number, left = len(rows), room
+            rows.append([])
+        else:
+            left = free[place]
+            number = with_free[left].pop()
+            if not with_free[left]:
+                free.pop(place)
+        rows[number].append(example)
+        left -= length
+        if not with_free[left]:
+            insort(free, left)
+        with_free[left].append(number)
+    return sorted(sorted(examples) for examples in rows)
+
+
+class PackedExamples(Rows, Dataset):
+    """Rows of `length` tokens (T): input_ids, labels, position_ids of shape (T,), padded at the end.
+
+    examples: their input_ids and labels are of equal length, at most T; the first label of an example is ignored,
+    because no token stands before it.
     """
 
-    is_packed = True
+    def __init__(self, examples: EncodedExamples, length: int, pad_token_id: int):
+        self.examples, self.length, self.pad_token_id = examples, length, pad_token_id
+        self._lengths = examples.row_lengths // 2  # of input_ids and labels together
+        self._rows = best_fit(self._lengths, length)
+        self.fingerprint = sha([examples.fingerprint, length, "whole examples"])
+        self.name, self.account = examples.name, examples.account
+        self.is_packed = any(len(members) > 1 for members in self._rows)
+        filled = int(self._lengths.sum()) / (len(self._rows) * length)
+        self.facts = examples.facts | {"rows": len(self._rows), "fill_rate": round(filled, 6)}
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokenizer,
-        sequence_length: int,
-        tail: Tail = "drop",
-        *,
-        add_bos: bool,
-        add_eos: bool,
-        shifts_labels: bool = True,
-        shuffle_buffer: int | None = None,
-        seed: int = 0,
-    ):
-        self.corpus, self.sequence_length, self.tail = corpus, sequence_length, tail
-        self.name = corpus.name
-        self.shifts_labels = shifts_labels
-        # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
-        self.pad_token_id = tokenizer.pad_token_id or 0
-        self._bos, self._eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
-        self._encoder = Encoder(tokenizer)
-        self._buffer, self._seed = shuffle_buffer, seed
-        self.fingerprint = sha([corpus.fingerprint(), self._encoder.fingerprint, self._bos, self._eos])
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    @property
-    def num_places(self) -> int:
-        return min(FILES_AT_ONCE, self.corpus.num_shards) if self._buffer else 1
-
-    def report(self) -> dict:
-        return {"stream": self.identity}
-
-    @property
-    def identity(self) -> str:
-        """The corpus's fingerprint: rows are not stored, so settings of the packing are compared as settings."""
-        return self.corpus.fingerprint()
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        members = [self.examples[number] for number in self._rows[index]]
+        tokens, labels = (torch.cat([example[name] for example in members]) for name in ("input_ids", "labels"))
+        borders = np.cumsum([len(example["input_ids"]) for example in members])[:-1]
+        packed = row(tokens.numpy(), borders, self.length, self.pad_token_id)
+        packed["labels"][: len(labels)][labels == IGNORE_INDEX] = IGNORE_INDEX
+        return packed
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
-        """The documents are numbered within the row; each begins where the positions restart."""
-        if row is None:
-            return []
-        parts = document_parts(row["position_ids"].numpy())
-        return [(part, 0, end - begin) for part, (begin, end) in enumerate(parts)]
+        return [(example, 0, int(self._lengths[example])) for example in self._rows[number]]
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration; Trainer and accelerate call this."""
-        self._epoch.fill_(epoch)
-
-    def __iter__(self):
-        worker = get_worker_info()
-        if worker is None or worker.id == 0:
-            yield from (row for row, _ in self.pass_from(int(self._epoch)))
-
-    def pass_from(self, number: int, place: Any = None, seed: int = 0):
-        """place: where the row after the latest one begins; no document before it is read.
-
-        rows: how many rows of the pass come before it. document: the corpus's place before the document in which it
-        begins. offset: its first token in that document.
-        """
-        rows = self._rows(number, place or {})
-        for row_number, (arrays, document, offset) in enumerate(rows, start=(place or {}).get("rows", 0)):
-            ids = {ROW_IDS: torch.tensor(row_number), EPOCH: torch.tensor(number)}
-            yield arrays | ids, {"rows": row_number + 1, "document": document, "offset": offset}
-
-    def packing_report(self) -> str:
-        return "a stream, tokenised and packed while training"
-
-    def _rows(self, number: int, place: dict):
-        """(row, corpus's place before the document in which the next row begins, its first token there) of each row."""
-        length, overlap = self.sequence_length, int(self.shifts_labels)
-        held, borders = np.empty(0, dtype=np.int64), []  # the unfinished row; where documents begin in it
-        rows, total, offset, end = place.get("rows", 0), 0, place.get("offset", 0), None
-        for before, after, tokens in self._documents(number, place.get("document")):
-            end = after
-            total += len(tokens)
-            tokens, skipped, offset = tokens[offset:], offset, 0
-            if not len(tokens):
-                continue
-            if len(held) == length:  # it was full at the end of a document: no overlap
-                yield self._row(held, borders), before, 0
-                rows, held, borders = rows + 1, held[:0], []
-            if len(held):
-                borders.append(len(held))
-            first = skipped - len(held)  # the document's token where `held` begins, if it were all of this document
-            held = np.concatenate([held, tokens])
-            start = 0
-            while len(held) - start > length:
-                following = start + length - overlap
-                yield self._row(held[start : start + length], borders), before, first + following
-                rows, start, borders = rows + 1, following, []
-            held = held[start:]
-        if len(held) == length or (len(held) and self.tail == "pad"):
-            yield self._row(held, borders), end, 0
-        elif not rows:
-            raise too_short(self.corpus.name, length, total)
-
-    def _documents(self, number: int, place):
-        """(the corpus's place before it, the one after it, its tokens int64) of each document from a place on."""
-        documents = self.corpus.documents_from
-        if self._buffer:
-            documents = partial(shuffled_documents, self.corpus, self._buffer, [self._seed, number])
-        places = deque([place])  # documents are read ahead of those that are encoded
-
-        def read():
-            for document, after in documents(place):
-                places.append(after)
-                yield document
-
-        for ids in self._encoder.encode_documents(read()):
-            yield places.popleft(), places[0], framed(ids, self._bos, self._eos, np.int64)
-
-    def _row(self, tokens: np.ndarray, borders: list[int]) -> dict[str, torch.Tensor]:
-        borders = np.array(borders, dtype=np.int64)
-        return row(tokens, borders, self.sequence_length, self.pad_token_id, self.shifts_labels)
+    def texts(self, column: str) -> list[str]:
+        """A column of raw texts, in the order of the examples."""
+        return self.examples.texts(column)
 
 
 def too_short(name: str, sequence_length: int, num_tokens: int) -> UserError:

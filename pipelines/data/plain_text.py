@@ -34,6 +34,23 @@ class PlainText(FileFormat):
     def __init__(self, document: str = "file"):
         self.document = document
 
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        suffix = _suffix(path.name)
+        if suffix in ("", *TEXT) or re.fullmatch(r"\.\d+", suffix):
+            return
+        if suffix not in CODE_AND_MARKUP:
+            known, code = ", ".join(sorted(FILE_FORMATS)), ", ".join(CODE_AND_MARKUP)
+            raise UserError(
+                f"{field}: {path} ends in {suffix}, which is no known format; known: {known}, for plain text .txt "
+                f"(rename it if it is that), and of code and markup {code}."
+            )
+        asked_for = _suffix(Path(pattern).name.rstrip("*")).strip(".?*")
+        if not asked_for:
+            raise UserError(
+                f"{field}={pattern!r} matches {path}, too; name the files that are meant by their suffixes, such as "
+                f"'*{suffix}' or '*.txt'."
+            )
+
     def unread(self, field: str, path: Path, columns: list[str], limits: Limits) -> None:
         """A text has no columns."""
 
@@ -70,24 +87,6 @@ def _row(parts: list[bytes], fault: str | None, columns: list[str]) -> dict[str,
         return fault or {columns[0]: b"".join(parts).decode()}
     except UnicodeDecodeError:
         return "non_utf8"
-
-
-def check_is_text(field: str, path: Path, pattern: str) -> None:
-    """Raise UserError, beginning with `field`, where `path`, which `pattern` matches, is not read as text."""
-    suffix = _suffix(path.name)
-    if suffix in ("", *TEXT) or re.fullmatch(r"\.\d+", suffix):
-        return
-    if suffix not in CODE_AND_MARKUP:
-        raise UserError(
-            f"{field}: {path} ends in {suffix}, which is no known format; known: {', '.join(sorted(FILE_FORMATS))}, "
-            f"for plain text .txt (rename it if it is that), and of code and markup {', '.join(CODE_AND_MARKUP)}."
-        )
-    asked_for = _suffix(Path(pattern).name.rstrip("*")).strip(".?*")
-    if not asked_for:
-        raise UserError(
-            f"{field}={pattern!r} matches {path}, too; name the files that are meant by their suffixes, such as "
-            f"'*{suffix}' or '*.txt'."
-        )
 
 
 def _suffix(name: str) -> str:

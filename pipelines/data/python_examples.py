@@ -11,10 +11,12 @@ from pathlib import PurePath
 
 from .documents import Document
 from .reader import Example
-from .sentences import sentences_of
 
 WORDS = (3, 40)  # of a summary
 LONGEST_ARGUMENTS = 60  # characters
+_BREAK = re.compile(r"\s*(?:<br\s*/?>|\n)\s*")  # the end of a line, also as HTML, as in reviews from the web
+_END = re.compile(r"[.!?…]+[\"'”’»)\]]*\s+(?=[\"'“‘«(\[]*[A-ZÀ-Þ0-9])")
+_ABBREVIATION = re.compile(r"(?:^|[\s(\"'])(?:[A-Z]|Mr|Mrs|Ms|Dr|Prof|St|Jr|Sr|No|vs|etc|e\.g|i\.e)\.\s+$")
 PLACES = {"posixpath": "os.path"}  # module of the standard library -> the name that programs import it by
 
 # Questions about a function or class {name}: in training, and in validation, with words that training never uses.
@@ -40,6 +42,19 @@ def trees(documents: Iterable[Document], unfit: Counter[str]) -> Iterator[tuple[
                 yield document, ast.parse(document.text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             unfit["no Python"] += 1
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences of a text: each ends at . ! ? or … before a capital or a digit, but not after an abbreviation."""
+    sentences = []
+    for line in _BREAK.split(text):
+        begin = 0
+        for end in _END.finditer(line):
+            if not _ABBREVIATION.search(line[begin : end.end()]):
+                sentences.append(line[begin : end.end()].strip())
+                begin = end.end()
+        sentences.append(line[begin:].strip())
+    return [sentence for sentence in sentences if sentence]
 
 
 def summary_of(docstring: str) -> str:
@@ -73,9 +88,6 @@ def function_summaries(documents: Iterable[Document], unfit: Counter[str]) -> It
             if WORDS[0] <= len(summary.split()) <= WORDS[1] and row["code"] not in seen:
                 seen.add(row["code"])
                 yield f"{document.source}, line {node.lineno}", row
-
-
-# ---------------------------------------------------------------------------------- what docstrings answer
 
 
 @dataclass(frozen=True)

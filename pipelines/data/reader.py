@@ -4,15 +4,14 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ..errors import UserError, did_you_mean, shown
 from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Document, Limits, Skipped, Source
-from .file_formats import FILE_FORMATS, format_of, is_unicode, with_class_names
+from .file_formats import FileFormat, is_unicode, with_class_names
 from .files import NOT_UTF8, WAY_OUT
-from .plain_text import check_is_text
+from .plain_text import PlainText
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
@@ -42,9 +41,11 @@ class View(ABC):
 
     columns: {recipe field, such as "label_field": the column or key that it names}. Every row must have all of them,
     but for those that are IfThere. where: the section that errors name. names_classes: whether it reads their names.
+    other: how files of no format with rows are read.
     """
 
     names_classes = False
+    other: FileFormat | None = None
 
     def __init__(self, columns: dict[str, str], limits: Limits, where: str = "data"):
         self.columns, self.limits, self.where = columns, limits, where
@@ -62,9 +63,6 @@ class View(ABC):
         view = copy.copy(self)
         view.columns = {field: name for field, name in self.columns.items() if name in columns}
         return view
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        """Raise UserError for a file of a kind that this use does not read."""
 
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         """Raise UserError where the first rows cannot be used: a fault is found before anything is encoded."""
@@ -87,11 +85,14 @@ class View(ABC):
 
 
 class TextView(View):
-    """A document: the text in one column, or what is wrong with it. All other faults raise UserError."""
+    """A document: the text in one column, or what is wrong with it. All other faults raise UserError.
 
-    def __init__(self, text_field: str, limits: Limits, where: str = "data"):
+    document: what is one in a file of plain text (PlainText).
+    """
+
+    def __init__(self, text_field: str, limits: Limits, where: str = "data", document: str = "file"):
         super().__init__({"text_field": text_field}, limits, where)
-        self.text_field = text_field
+        self.text_field, self.other = text_field, PlainText(document)
 
     def __call__(self, row: Row, field: str) -> Document | Skipped:
         values, source = row.values, row.source
@@ -112,10 +113,6 @@ class TextView(View):
 
     def identity(self) -> dict[str, Any]:
         return {"text_field": self.text_field, "limits": self.limits.identity()}
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if format_of(path) is None:
-            check_is_text(field, path, pattern)
 
 
 class ExampleView(View):
@@ -145,11 +142,6 @@ class ExampleView(View):
 
     def identity(self) -> dict[str, Any]:
         return super().identity() | ({} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding})
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if format_of(path) is None:
-            known = ", ".join(FILE_FORMATS)
-            raise UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
 
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         check_some(self(row, field) for row in rows)

@@ -23,17 +23,11 @@ def evenly_spread(total: int, most: int) -> list[int]:
 class Rows:
     """Rows of one split: `len(rows)` and `rows[i]`, a dict of tensors.
 
-    A subclass sets `fingerprint`, `name` and, as far as it differs, the rest.
-
     fingerprint: identity of the rows' content, equal in every process. name: of the data, for people. facts: numbers
     worth reporting, for run.json and the model card. row_lengths: (N,) tokens of each row where rows differ in length:
     batches then hold rows of similar length; None: any order does. is_packed: whether a row may hold several documents.
-    account: of what came in for them. parts: name -> the
-    rows that these are made of, if any: `place(number)` then begins with the name. stores: the TokenStores of plain
-    text.
-
-    The other methods say how rows are ordered and counted. Rows that are read through an Order (ordered_rows.py) and
-    streams override them.
+    account: of what came in for them. parts: name -> the rows that these are made of, if any: `place(number)` then
+    begins with the name. stores: the TokenStores of plain text.
     """
 
     fingerprint: str
@@ -93,11 +87,6 @@ class Rows:
     def number_in(self, epoch: int, place: int) -> int:
         """The number of the row at a place of an epoch: the place itself where each epoch has the same rows."""
         return place
-
-    @property
-    def beyond(self) -> int:
-        """A number that no row of any epoch has; rows with this number only fill up a batch."""
-        return 2**62 if self.number_in(1, 0) else len(self)
 
     def tokens_after(self, steps: int, per_step: int) -> dict[str, int]:
         """The tokens of each source that the first steps of a run train; {} for rows that are not mixed of sources."""

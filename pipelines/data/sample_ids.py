@@ -4,19 +4,24 @@ An objective's randomness then depends on (seed, epoch, row id) alone: resuming,
 nothing.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from transformers import TrainingArguments
 
-from .batch_keys import EPOCH, IGNORE_INDEX, ROW_IDS, WORDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
-from .cursor import Cursor
-from .rows import PlainRows, Rows, Streamed
+from ..storage.atomic import write_atomically
+from .batch_keys import EPOCH, IGNORE_INDEX, POSITION, ROW_IDS, WORDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
+from .rows import BEGINNING, PlainRows, Rows, Streamed, passes_from
 
+FILE = "stream.json"
+WIDTH = 1024  # bytes; a position is padded to a multiple of it
 NO_ROW = None  # index of a filler row, for a process that has no other
 FILLED_UP = 64  # rows; an evaluation batch up to this size is filled up, and has the shape of the run's other batches
 
@@ -28,11 +33,13 @@ class NumberedRows(Dataset):
     beyond the last row, gives a copy of the first row without labels, with a number that no row has.
 
     rows: also a torch Subset, whose rows are numbered anew. split: the whole of which they are.
-    The methods below `set_epoch` are called by a training; those of rows that are streamed do more (cursor.py).
+    The methods below `set_epoch` are called by a training; those of Cursor do more.
     """
 
     def __init__(self, rows):
         self.rows: Rows = rows if isinstance(rows, Rows) else PlainRows(rows)
+        # A number that no row of any epoch has; rows with this number only fill up a batch.
+        self._beyond = 2**62 if self.rows.number_in(1, 0) else len(self.rows)
         is_part = isinstance(rows, Subset)
         self.split, self.chosen = (rows.dataset, rows.indices) if is_part else (self.rows, None)
         # Shared memory: workers that outlive an epoch (persistent_workers) have a copy of this object.
@@ -44,14 +51,14 @@ class NumberedRows(Dataset):
     def __getitem__(self, index):
         epoch = int(self._epoch)
         if index is NO_ROW or index >= len(self):
-            number = self.rows.beyond if index is NO_ROW else index
+            number = self._beyond if index is NO_ROW else index
             return without_labels(self.rows[0]) | {ROW_IDS: number, EPOCH: epoch}
         number = self.rows.number_in(epoch, int(index))
         return {EPOCH: epoch} | self.rows[number] | {ROW_IDS: number}  # rows may say their own epoch
 
     def number_in_split(self, number: int) -> int | None:
         """The number in the split of the row with a sample id; None: it is a filler's."""
-        if number >= self.rows.beyond:
+        if number >= self._beyond:
             return None
         return number if self.chosen is None else self.chosen[number]
 
@@ -76,6 +83,88 @@ class NumberedRows(Dataset):
 
     def save(self, folder: Path, accelerator) -> None:
         """Write into a checkpoint's folder what resuming takes; all processes must call this."""
+
+
+class Cursor(IterableDataset):
+    """A stream's rows as a training reads them: without an end, so that no batch and no step ends where a pass does.
+
+    Each row carries its POSITION, where the next row begins: JSON in a tensor of bytes, because accelerate sends only
+    tensors from the reading process to the others. So the position that is saved follows the last trained row, however
+    far loaders and workers have read ahead. The methods are those of NumberedRows.
+
+    position: where iterations begin.
+    """
+
+    def __init__(self, rows: Streamed):
+        self.rows = self.split = rows
+        self.position = BEGINNING
+        self._latest: torch.Tensor | None = None  # the encoded position of the last row that this process has trained
+
+    def __iter__(self) -> Iterator[dict]:
+        worker = get_worker_info()
+        if worker is not None and worker.id > 0:  # one worker reads: the order must not depend on their number
+            return
+        width = None
+        for row, position in passes_from(self.rows, self.position):
+            if width is None:  # room for longer numbers, and for positions in parts that were not read yet
+                width = WIDTH * (1 + 2 * len(as_json(position)) // WIDTH) * self.rows.num_places
+            yield row | {POSITION: encoded(position, width)}
+
+    def number_in_split(self, number: int) -> int:
+        return number
+
+    def enter(self, settings: dict) -> None:
+        settings["data_collator"] = partial(with_positions, settings["data_collator"])
+        settings["args"].ignore_data_skip = True  # a resumed run goes to its position itself
+
+    def begin(self, checkpoint: str | Path | None) -> None:
+        self.position, self._latest = BEGINNING, None
+        if checkpoint is not None:
+            self.position = json.loads((Path(checkpoint) / FILE).read_text(encoding="utf-8"))
+
+    def begin_loading(self, loader) -> None:
+        # A DataLoader draws a random number whenever iteration begins, and a resumed run begins once more. With a
+        # generator of its own it does not change the state of the global one.
+        loader.base_dataloader.generator = torch.Generator()
+
+    def trained(self, batch: dict) -> None:
+        if POSITION in batch:
+            self._latest = batch.pop(POSITION)[-1]
+
+    def epoch(self, counted: float | None) -> float:
+        """The number of complete passes, as Trainer counts all steps of a stream as one epoch; waits for the device."""
+        return float((self.position if self._latest is None else decoded(self._latest))["pass"])
+
+    def save(self, folder: Path, accelerator) -> None:
+        if self._latest is None:
+            return
+        latest = accelerator.gather(self._latest[None])[-1]  # the last process has the last rows of a batch
+        if accelerator.is_main_process:
+            write_atomically(folder / FILE, json.dumps(decoded(latest)))
+
+
+def with_positions(collator: Callable[[list[dict]], dict], rows: list[dict]) -> dict[str, Any]:
+    """A batch with the positions of its rows, (B, bytes), where rows have them."""
+    if POSITION not in rows[0]:
+        return collator(rows)
+    bare = [{name: value for name, value in row.items() if name != POSITION} for row in rows]
+    return {**collator(bare), POSITION: torch.stack([row[POSITION] for row in rows])}
+
+
+def as_json(position: dict) -> bytes:
+    return json.dumps(position, separators=(",", ":")).encode()
+
+
+def encoded(position: dict, width: int) -> torch.Tensor:
+    """A position as `width` bytes; a longer one is reduced to its pass and row number."""
+    text = as_json(position)
+    if len(text) > width:
+        text = as_json({name: position[name] for name in ("pass", "rows")})
+    return torch.frombuffer(bytearray(text.ljust(width)), dtype=torch.uint8)
+
+
+def decoded(position: torch.Tensor) -> dict:
+    return json.loads(bytes(position.tolist()))
 
 
 def training_rows(rows):

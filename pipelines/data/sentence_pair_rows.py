@@ -42,12 +42,9 @@ class SentencePairRows(Rows, Dataset):
     number, and `rows`, this object, because `pair` draws a new pair in each epoch. The pieces of a document follow
     each other without gaps; one of a single token is left out.
 
-    Args:
-        store: tokens of documents without special tokens around them.
-        marks: of the tokenizer's vocabulary.
-        kind: next_sentence: a wrong second segment is of another document (Devlin et al. 2019, section 3.1).
-            sentence_order: a wrong pair is the two segments in swapped order (Lan et al. 2020, section 3.1).
-
+    store: tokens of documents without special tokens around them. marks: of the tokenizer's vocabulary. kind:
+    next_sentence: a wrong second segment is of another document (Devlin et al. 2019, section 3.1); sentence_order: a
+    wrong pair is the two segments in swapped order (Lan et al. 2020, section 3.1).
     Raises UserError where no pair can be made, or next_sentence has no other document.
     """
 

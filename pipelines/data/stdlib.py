@@ -82,11 +82,13 @@ class StdlibCodeSource(StdlibSource):
     def includes(self, relative: str) -> bool:
         # The topics are documents of their own; their file would repeat them as one long string each.
         file = self.root / relative
-        return relative != _TOPICS and contents.value(file, "table share", _table_share_of) <= 0.5
-
-
-def _table_share_of(file: Path) -> float:
-    return table_share(file.read_bytes().decode(errors="replace"))
+        return (
+            relative != _TOPICS
+            and contents.value(
+                file, "table share", lambda path: table_share(path.read_bytes().decode(errors="replace"))
+            )
+            <= 0.5
+        )
 
 
 def table_share(text: str) -> float:

@@ -3,13 +3,13 @@
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import UserError
 from ..lazy import transformers
-from .account import READ_AS, Account
+from .account import Account
 from .mapped_store import META, MappedStore
 
 _PIECE = 2**17  # offsets, or bytes, that are read at once
@@ -24,18 +24,13 @@ class TokenStore(MappedStore):
     offsets: memory map of int64, shape (documents + 1,): document d is tokens[offsets[d]:offsets[d + 1]].
     num_bytes: of the text, in UTF-8. num_words: words between white space plus one per line, blank lines included:
     WikiText's convention, which word-level perplexity divides by.
-    account: of the documents.
     """
 
     kind = "tokens"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.num_tokens: int = meta["num_tokens"]
-        self.num_documents: int = meta["num_documents"]
-        self.num_bytes: int = meta["num_bytes"]
-        self.num_words: int = meta["num_words"]
-        self.account = Account.from_json(meta["account"])
-        self.control_tokens = {key.name: entry.number for key, entry in self.account.entries(READ_AS, "control token")}
+        self.num_tokens, self.num_documents = meta["num_tokens"], meta["num_documents"]
+        self.num_bytes, self.num_words = meta["num_bytes"], meta["num_words"]
         # A file without bytes cannot be mapped.
         empty = np.empty(0, dtype=meta["dtype"])
         self.tokens = np.memmap(self.folder / TOKENS, dtype=meta["dtype"], mode="r") if self.num_tokens else empty
@@ -68,14 +63,23 @@ def token_dtype(vocabulary: int) -> str:
 
 
 def framed(ids: np.ndarray, bos: int | None, eos: int | None, dtype) -> np.ndarray:
-    before, after = [] if bos is None else [bos], [] if eos is None else [eos]
-    return np.concatenate([before, ids, after]).astype(dtype)
+    before, after = (np.array([] if token is None else [token], dtype) for token in (bos, eos))
+    return np.concatenate([before, ids.astype(dtype), after])
 
 
 def count_words(text: str) -> int:
     """Words between white space, plus one per line, also for a last line without a line break."""
     lines = text.count("\n") + (not text.endswith("\n"))
     return len(text.split()) + lines
+
+
+class Encoded(NamedTuple):
+    """Some documents as framed token ids, the sizes of their texts, and their account."""
+
+    documents: list[np.ndarray]
+    num_bytes: int
+    num_words: int
+    account: Account
 
 
 class TokenWriter:
@@ -100,11 +104,10 @@ class TokenWriter:
         self._tokens.close()
         self._offsets.close()
 
-    def add(self, tokens: np.ndarray, lengths: list[int], account: Account, **sizes: int) -> None:
-        """Append documents: all their tokens, the number of each one's, their account, and the sums of SIZES."""
-        self._tokens.write(tokens.astype(self.dtype, copy=False).data)
-        self._add_ends(np.cumsum(lengths, dtype=np.int64))
-        self._add_sizes(sizes, account)
+    def add(self, some: Encoded) -> None:
+        self._tokens.write(np.concatenate(some.documents).astype(self.dtype, copy=False).data)
+        self._add_ends(np.cumsum([len(document) for document in some.documents], dtype=np.int64))
+        self._add_sizes(some._asdict(), some.account)
 
     def add_store(self, folder: Path) -> None:
         """Append the documents of a store with the same dtype."""

@@ -8,28 +8,43 @@ the whole corpus, which is byte for byte what one process would have written, an
 """
 
 import json
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens
 from .account import READ_AS, Account
 from .documents import Corpus, Share
-from .encoded_stream import BEGINNING, Border, Framing, encoded_stream
 from .encoding import Encoder
 from .mapped_store import META
-from .token_store import TokenStore, TokenWriter, framing_tokens, token_dtype
+from .token_store import Encoded, TokenStore, TokenWriter, count_words, framed, framing_tokens, token_dtype
 
 _FORMAT = 3  # raise it when the files or the way to make them change
 SHARD_BYTES = 2**26  # of text: some seconds of work
 PART_BYTES = 2**30  # of files: a part, which one machine reads alone
-
-
 WHOLE = Share(1, 1)
+_GROUP = 500_000  # characters that are encoded at once
+
+
+class Border(NamedTuple):
+    """The end of a shard. place: where the next document begins (Corpus.documents_from); None: the corpus ends.
+
+    tally: what was counted of the corpus from its beginning to here (Corpus.tally).
+    """
+
+    place: Any
+    tally: Account
+
+
+BEGINNING = Border(None, Account())
 
 
 class Tokenization:
@@ -49,13 +64,12 @@ class Tokenization:
         add_bos: bool,
         add_eos: bool,
     ):
-        bos, eos = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos)
+        self.corpus, self.encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
+        self.frame, self.control = framing_tokens(tokenizer, add_bos=add_bos, add_eos=add_eos), ControlTokens(tokenizer)
         # Ids may have gaps, as after added tokens: the greatest one counts, not their number.
-        self.framing = Framing(bos, eos, token_dtype(max(tokenizer.get_vocab().values()) + 1), ControlTokens(tokenizer))
-        self.corpus, encoder, self.cache = corpus, Encoder(tokenizer), Path(cache_dir)
-        self._stream = partial(encoded_stream, encoder=encoder, framing=self.framing)
+        self.dtype = token_dtype(max(tokenizer.get_vocab().values()) + 1)
         # Still 1: texts without control tokens are encoded as before, so that runs begun with them can be resumed.
-        self.fingerprint = sha([1, corpus.fingerprint(), encoder.fingerprint, bos, eos])
+        self.fingerprint = sha([1, corpus.fingerprint(), self.encoder.fingerprint, *self.frame])
         self.key = sha([_FORMAT, self.fingerprint])
 
     def store(self, progress: bool) -> TokenStore:
@@ -68,9 +82,9 @@ class Tokenization:
     def _store(self, progress: bool) -> TokenStore:
         def build(folder: Path) -> None:
             size, tally = self.corpus.size_hint(), None
-            with progress_of(self.corpus, progress) as advance, TokenWriter(folder, self.framing.dtype) as writer:
+            with progress_of(self.corpus, progress) as advance, TokenWriter(folder, self.dtype) as writer:
                 if size is not None and size <= SHARD_BYTES:
-                    self._write(writer, self._stream(self.corpus), advance)
+                    self._write(writer, encoded_stream(self.corpus, self._encoded), advance)
                 else:
                     tally = self._join(writer, self.shards(WHOLE, advance))
                 has_control_tokens = bool(writer.account.number(READ_AS, "control token"))
@@ -106,14 +120,14 @@ class Tokenization:
         self, part: int, corpus: Corpus, wanted: Callable[[int], bool], advance: Callable[[int], None]
     ) -> Iterator[Path]:
         border, stream = BEGINNING, None
-        shards_from = partial(self._stream, corpus, size=SHARD_BYTES, wanted=wanted)
+        shards_from = partial(encoded_stream, corpus, self._encoded, size=SHARD_BYTES, wanted=wanted)
         for number in count():
             name, is_made = f"{part:05}-{number:06}", False
 
             def build(folder: Path, number=number, border=border) -> None:
                 nonlocal stream, is_made
                 stream = stream or shards_from(first=number, start=border)
-                with TokenWriter(folder, self.framing.dtype) as writer:
+                with TokenWriter(folder, self.dtype) as writer:
                     after = self._write(writer, stream, advance)
                     writer.finish(self.key, corpus.name, next=after.place, tally=after.tally.to_json())
                 is_made = True
@@ -140,9 +154,18 @@ class Tokenization:
         for item in stream:
             if isinstance(item, Border):
                 return item
-            writer.add(item.tokens, item.lengths, item.account, **item.sizes)
-            advance(item.sizes["num_bytes"])
+            writer.add(item)
+            advance(item.num_bytes)
         raise RuntimeError("a stream that ends without a border")
+
+    def _encoded(self, texts: list[str]) -> Encoded:
+        documents = [framed(ids, *self.frame, self.dtype) for ids in self.encoder.encode(texts)]
+        account = Account()
+        account.used("document", number=len(texts))
+        for token, number in self.control.count(texts).items():
+            account.read_as("control token", token, "ordinary text", number)
+        num_bytes = sum(len(text.encode()) for text in texts)
+        return Encoded(documents, num_bytes, sum(map(count_words, texts)), account)
 
     def _join(self, writer: TokenWriter, folders: Iterator[Path]) -> Account:
         """Write all shards; the sum of their tallies."""
@@ -155,6 +178,56 @@ class Tokenization:
     @property
     def _kind(self) -> str:
         return f"shards/{self.key}"
+
+
+def encoded_stream(
+    corpus: Corpus,
+    encoded: Callable[[list[str]], Encoded],
+    *,
+    size: float = math.inf,
+    first: int = 0,
+    start: Border = BEGINNING,
+    wanted: Callable[[int], bool] = lambda number: True,
+) -> Iterator[Encoded | Border]:
+    """A pass over the corpus, cut into shards of `size` bytes of text, each ending after the document that fills it.
+
+    Yields Encoded objects, and a Border at the end of every shard. Raises UserError where the corpus cannot be read.
+
+    first: the number of the shard that begins at `start`. wanted: (number of a shard) -> whether its documents are
+    encoded; the documents of other shards are read and dropped.
+    """
+    coming: deque[Future | Border] = deque()
+    with ThreadPoolExecutor(1) as thread:  # it tokenizes on all cores, while this thread reads and writes
+        for one in _groups(corpus, size, first, start, wanted):
+            coming.append(one if isinstance(one, Border) else thread.submit(encoded, one))
+            while len(coming) > 3:
+                yield _result(coming.popleft())
+        yield from map(_result, coming)
+
+
+def _result(one: Future | Border) -> Encoded | Border:
+    return one if isinstance(one, Border) else one.result()
+
+
+def _groups(
+    corpus: Corpus, most: float, number: int, start: Border, wanted: Callable[[int], bool]
+) -> Iterator[list[str] | Border]:
+    """The wanted documents' texts in groups of about half a million characters, and a Border after each shard."""
+    filled, group, size = 0, [], 0
+    for document, place in corpus.documents_from(start.place):
+        filled += len(document.text.encode())
+        if wanted(number):
+            group.append(document.text)
+            size += len(document.text)
+        if group and (filled >= most or size >= _GROUP):
+            yield group
+            group, size = [], 0
+        if filled >= most:
+            yield Border(place, start.tally + corpus.tally())
+            number, filled = number + 1, 0
+    if group:
+        yield group
+    yield Border(None, start.tally + corpus.tally())
 
 
 @contextmanager

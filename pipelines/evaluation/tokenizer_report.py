@@ -152,7 +152,7 @@ def sample_of_recipe(recipe: Recipe, name: str, split: str | None, most: int) ->
 
 def sample_of_files(pattern: str, text_field: str, most: int) -> Sample:
     """The first `most` bytes of the files that a path or glob names, of any format that data.files takes."""
-    from ..data.corpora import open_corpora
+    from ..data.opening import open_corpora
 
     try:
         corpus = open_corpora(DataSection(files=pattern, text_field=text_field, validation_fraction=0))["train"]

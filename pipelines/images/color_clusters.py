@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.image_store import ImageStore
 from ..errors import UserError
 from ..storage.cache import cached_folder, sha
+from .image_store import ImageStore
 
 SAMPLE = 1 << 20  # pixels that the clusters are fitted to, evenly spread over all
 EXACT = 1 << 12  # up to so many different colours are clustered at once, more of them in mini-batches

@@ -16,13 +16,13 @@ from ..adapters import load_config
 from ..data.account import READ_AS, Account
 from ..data.documents import in_batches
 from ..data.examples import Examples
-from ..data.image_store import ON_WHITE, ImageStore, decode, store_images
 from ..errors import UserError, loading
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
 from ..storage.checksums import hashed_files
 from ..transformers_logging import errors_only
+from .image_store import ON_WHITE, ImageStore, decode, store_images
 
 SQUEEZED = 1.1  # factor from which a change of the aspect ratio is reported
 BATCH = 256  # images decoded and resized at once

@@ -101,7 +101,7 @@ class ReadsChats(Reads):
         """
 
     def open(self) -> "dict[str, Examples]":
-        from ..data.example_splits import open_examples
+        from ..data.opening import open_examples
 
         return open_examples(self.recipe.data, self.columns())
 

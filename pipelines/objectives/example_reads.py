@@ -50,7 +50,7 @@ class ReadsExamples(Reads):
         return filled_text_of(row, column, field, place)
 
     def open(self) -> "dict[str, Examples]":
-        from ..data.example_splits import open_examples
+        from ..data.opening import open_examples
 
         return open_examples(self.recipe.data, self.columns(), classes=self.objective.settings.stratified_by)
 

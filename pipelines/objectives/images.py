@@ -57,10 +57,10 @@ class ReadsImages(Reads):
         return image_shape(self.recipe)
 
     def open(self) -> dict[str, Any]:
-        from ..data.image_files import open_images
+        from ..data.opening import open_examples
 
         need_package(self.objective.setting, "pillow", "vision", module="PIL")
-        return open_images(self.recipe.data, columns_of(self.settings), self.objective.settings.stratified_by)
+        return open_examples(self.recipe.data, columns_of(self.settings), self.objective.settings.stratified_by)
 
     def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """With mean and std of the training images in a fresh processor."""
@@ -83,7 +83,7 @@ class ReadsImages(Reads):
         return prepare_images(source, data.processor, self.shape, cache)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
-        from ..data.image_store import decode
+        from ..images.image_store import decode
 
         for place, row in examples:
             decode(row[self.settings.image_field], self.shape[0], image_setting(self.objective), place)
@@ -101,7 +101,7 @@ class AnswersImages(Answers):
 
     def asked(self, row: dict, place: str) -> Any:
         """A Pillow image, in colour where the model reads colours."""
-        from ..data.image_store import ON_WHITE, decode
+        from ..images.image_store import ON_WHITE, decode
 
         image = decode(row[self.settings.image_field], self.channels, image_setting(self.objective), place)
         for words in image.info["read_as"]:
@@ -118,7 +118,7 @@ def image_setting(objective: Objective) -> str:
 
 
 class StoredImages(Rows):
-    """The images of a store (data/image_store.py) as rows; a subclass says what a row is."""
+    """The images of a store (images/image_store.py) as rows; a subclass says what a row is."""
 
     def __init__(self, store):
         self.store = store

@@ -74,7 +74,7 @@ class ReadsInstructions(ReadsChats):
         encoded = super().rows(data, source, split, cache, progress)
         if not self.settings.packing:
             return encoded
-        from ..data.packed_examples import PackedExamples
+        from ..data.packing import PackedExamples
 
         return PackedExamples(encoded, self.settings.max_length, data.labels.padding)
 

@@ -119,7 +119,7 @@ class ReadsParts(Reads):
 
     def _joined(self, texts: dict[str, Corpus]) -> Corpus:
         """The documents of all `texts`, in turn; equal ones count once."""
-        from ..data.mixture_corpus import MixtureCorpus
+        from ..data.examples import MixtureCorpus
 
         different: dict[str, Corpus] = {}
         for corpus in texts.values():

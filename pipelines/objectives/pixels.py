@@ -99,7 +99,7 @@ class ReadsPixels(ReadsImages):
         return prepare_images(source, data.processor, (3, side, side), cache)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
-        from ..data.image_store import decode
+        from ..images.image_store import decode
 
         for place, row in examples:
             decode(row[self.settings.image_field], 3, image_setting(self.objective), place)

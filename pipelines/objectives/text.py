@@ -72,7 +72,7 @@ class ReadsText(Reads):
         return {"text_field": self.recipe.data.text_field}
 
     def open(self) -> "dict[str, Corpus]":
-        from ..data.corpora import open_corpora
+        from ..data.opening import open_corpora
 
         return open_corpora(self.recipe.data)  # not by training.seed: another seed keeps validation set and tokenizer
 
@@ -107,7 +107,7 @@ class ReadsText(Reads):
         return weighed(found, weights, data.weights_by, self.seed)
 
     def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
-        from ..data.packing import StreamingPackedDataset
+        from ..data.packed_stream import StreamingPackedDataset
 
         section = self.settings
         if split == "train" and self.recipe.data.streaming:

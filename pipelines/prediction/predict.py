@@ -18,10 +18,9 @@ import transformers
 from accelerate import PartialState
 
 from ..adapters import check_same_weights, weights_identity
-from ..data.account import CUT, READ_AS, Account
+from ..data.account import CUT, READ_AS, Account, ColumnsMet
 from ..data.account_words import unusual
 from ..data.cells import IfThere
-from ..data.columns_met import ColumnsMet
 from ..data.image_files import hash_of_image
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config

@@ -13,7 +13,7 @@ from typing import Any
 from ..data.account import Account
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
-from ..data.file_formats import FileFormat, check_opens, format_of
+from ..data.file_formats import FileFormat, check_opens
 from ..data.file_reader import FileReader
 from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file
 from ..data.image_files import is_image_file
@@ -27,8 +27,28 @@ Asked = tuple[str, dict[str, Any]]  # (place, for errors; columns)
 FIELD = "FILE"  # what errors call the argument
 
 
+class WholeFile(FileFormat):
+    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
+
+    def rows(self, field, path, columns, limits):
+        if is_image_file(path):
+            yield None, {"image": str(path)}
+            return
+        with open_file(path, limits.encoding) as stream:
+            yield None, {"text": stream.read().decode()}
+
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        if not (is_image_file(path) or is_text_file(path)):
+            raise UserError(
+                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
+                f"also compressed), an image, or a text (.txt, .md)"
+            )
+
+
 class AskedView(View):
     """A row to answer: its place, and all its columns. A row that cannot be read raises UserError."""
+
+    other = WholeFile()
 
     def __call__(self, row: Row, field: str) -> Asked:
         values, place = row.values, row.place
@@ -40,24 +60,6 @@ class AskedView(View):
             faults = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
             raise UserError(f"{field}: {place} is {faults[fault]}")
         return place, values
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if not (format_of(path) or is_image_file(path) or is_text_file(path)):
-            raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
-                f"also compressed), an image, or a text (.txt, .md)"
-            )
-
-
-class WholeFile(FileFormat):
-    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
-
-    def rows(self, field, path, columns, limits):
-        if is_image_file(path):
-            yield None, {"image": str(path)}
-            return
-        with open_file(path, limits.encoding) as stream:
-            yield None, {"text": stream.read().decode()}
 
 
 class Unlabelled(FileReader):
@@ -77,7 +79,7 @@ class Unlabelled(FileReader):
         patterns = [
             os.path.join(glob.escape(one), "**", "*") if Path(one).expanduser().is_dir() else one for one in named
         ]
-        super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())), other=WholeFile())
+        super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())))
         self.first = next(iter(self), None)
         if self.first is None:
             names = ", ".join(map(str, self.paths[:3]))

@@ -7,9 +7,9 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.data.batch_keys import EPOCH, PLACE, ROW_IDS
-from anyformer.pipelines.data.cursor import Cursor
-from anyformer.pipelines.data.mixed_stream import MixedStream
+from anyformer.pipelines.data.ordered_rows import MixedStream
 from anyformer.pipelines.data.rows import Rows, Streamed
+from anyformer.pipelines.data.sample_ids import Cursor
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints

@@ -7,12 +7,11 @@ from itertools import islice
 
 import pytest
 import torch
-from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.cursor import Cursor, decoded, encoded
 from anyformer.pipelines.data.documents import Limits
-from anyformer.pipelines.data.packing import StreamingPackedDataset
+from anyformer.pipelines.data.opening import open_corpora
+from anyformer.pipelines.data.packed_stream import StreamingPackedDataset, shuffled_documents
 from anyformer.pipelines.data.rows import Streamed
-from anyformer.pipelines.data.shuffled_documents import shuffled_documents
+from anyformer.pipelines.data.sample_ids import Cursor, decoded, encoded
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml

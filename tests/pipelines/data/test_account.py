@@ -6,9 +6,8 @@ from functools import reduce
 
 import pytest
 from anyformer.pipelines.data import account as account_module
-from anyformer.pipelines.data.account import LEFT_OUT, OTHERS, PLACES, READ_AS, UNUSED, USED, Account
+from anyformer.pipelines.data.account import LEFT_OUT, OTHERS, PLACES, READ_AS, UNUSED, USED, Account, ColumnsMet
 from anyformer.pipelines.data.account_words import lines, unusual
-from anyformer.pipelines.data.columns_met import ColumnsMet
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,8 +86,7 @@ def test_each_kind_of_thing_has_its_sentence():
     account.read_as("class", "Billing ", "Billing", 21)
     account.unused("key", "name of the user", is_usual=False)
     account.read_as("image", "", "squeezed to 8 x 8, of another aspect ratio", 1, hint="task.image_fit=crop cuts them")
-    account.cut("text", "cut to what the model reads at once", 3, is_usual=False, tokens=41)
-    account.repeated("row", "in train, too", 2)
+    account.cut("text", "cut to what the model reads at once", 3, is_usual=False)
     account.read_as("tag", "X", "of no such scheme, part of no entity", 2)
     assert unusual(account) == [
         "3 documents skipped: 2 not UTF-8, 1 too long",
@@ -101,7 +99,6 @@ def test_each_kind_of_thing_has_its_sentence():
         "3 texts cut to what the model reads at once",
         "1 image squeezed to 8 x 8, of another aspect ratio; task.image_fit=crop cuts them",
         "2 tags of no such scheme, part of no entity: 'X' 2",
-        "2 rows in train, too",
     ]
 
 

@@ -1,7 +1,6 @@
 """The law of the account: change one value of a row, and the batch or the account changes, or a sentence refuses it.
 
 One table of tasks, one of changes: every objective, every format, and the doors of training, evaluation and prediction.
-What would be silent still is in SILENT; a case that speaks must leave it.
 """
 
 import copy
@@ -9,7 +8,6 @@ import csv
 import json
 import re
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -116,9 +114,6 @@ TASKS = {
 # Tasks whose texts are read as another's, which has all changes of texts.
 PLAIN = [name for name, task in TASKS.items() if task.rows is TEXTS]
 LIKE = {*PLAIN[1:], "sequence_regression", "sentence_similarity", "multi_label_classification", "multi_task"}
-
-# What nothing shows yet: why -> cases, as patterns of their names. It is empty, and should remain so.
-SILENT: dict[str, list[str]] = {}
 
 
 def test_every_objective_has_rows_here():
@@ -360,14 +355,6 @@ def shows(tmp_path: Path, make: Callable[[Path, bool], Any], key: Any) -> bool:
         return True
 
 
-def marked(*case: str, door: str = ""):
-    """The case, expected to fail where it is silent still."""
-    name = "-".join(filter(None, (door, *case)))
-    whys = [why for why, patterns in SILENT.items() if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    silent = pytest.mark.xfail(reason=", ".join(whys), strict=True, raises=AssertionError)
-    return pytest.param(*case, marks=[silent] if whys else [], id=name)
-
-
 def cases() -> list:
     """(task, format, change): in JSON lines all, of each reader once; in other formats what they can hold."""
     every = []
@@ -384,7 +371,7 @@ def cases() -> list:
     return every
 
 
-@pytest.mark.parametrize("name, suffix, what", [marked(*case) for case in cases()])
+@pytest.mark.parametrize("name, suffix, what", cases())
 def test_whatever_changes_in_a_row_shows(name, suffix, what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
         change = changes_of(name).get(what, list) if is_changed else list
@@ -398,7 +385,7 @@ def test_whatever_changes_in_a_row_shows(name, suffix, what, tmp_path, shared):
     assert shows(tmp_path, make, (name, suffix))
 
 
-@pytest.mark.parametrize("what", [marked(what, door="evaluation") for what in CHANGES_OF_LABELS[CLASSES]])
+@pytest.mark.parametrize("what", CHANGES_OF_LABELS[CLASSES])
 def test_whatever_changes_in_a_label_shows_in_evaluation(what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
         changed = changes_of(CLASSES)[f"{what} for label"](LABELLED)
@@ -410,7 +397,7 @@ def test_whatever_changes_in_a_label_shows_in_evaluation(what, tmp_path, shared)
     assert shows(tmp_path, make, "evaluation")
 
 
-@pytest.mark.parametrize("what", [marked(what, door="Hub") for what in ("another text of text", "a column")])
+@pytest.mark.parametrize("what", ["another text of text", "a column"])
 @pytest.mark.parametrize("name", ["causal", CLASSES])
 def test_whatever_changes_in_a_data_set_shows(name, what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
@@ -440,7 +427,7 @@ TABLES = [("masked_image", "csv"), ("pixels", "csv"), ("image_classification", "
 OF_IMAGES += [(*table, what) for table in TABLES for what in ("transparent", "turned by EXIF")]
 
 
-@pytest.mark.parametrize("name, kind, what", [marked(*case) for case in OF_IMAGES])
+@pytest.mark.parametrize("name, kind, what", OF_IMAGES)
 def test_whatever_changes_in_an_image_shows(name, kind, what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
         path, other = folder / ("LEFT" if is_changed and "capitals" in what else "left"), folder / "right"
@@ -478,9 +465,7 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(
-    "model, what", [marked(name, what) for name, (_, changes) in ASKED.items() for what in changes]
-)
+@pytest.mark.parametrize("model, what", [(name, what) for name, (_, changes) in ASKED.items() for what in changes])
 def test_whatever_changes_in_a_row_to_be_answered_shows(model, what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
         (row, changes), path = ASKED[model], folder / "asked.jsonl"

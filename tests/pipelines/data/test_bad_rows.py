@@ -4,7 +4,7 @@ import json
 
 import pytest
 from anyformer.pipelines.data.bad_rows import BadRow, bad_rows_of
-from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from anyformer.pipelines.data import cleaning, tokenization
 from anyformer.pipelines.data.account_words import unusual
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Share
+from anyformer.pipelines.data.opening import open_corpora
 from anyformer.pipelines.data.splits import Split
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
@@ -41,13 +41,16 @@ ALL.insert(5, TOO_FEW)
 REASONS = ["exact duplicates", "near duplicates", "shorter than 10 characters", "longer than 2,000 characters"]
 
 
+def rows_of(some):
+    return [{"text": text} for text in some]
+
+
 @pytest.fixture
 def files(tmp_path):
     """Three files of documents, two of tests, and a filter."""
     for number in range(3):
-        lines = [json.dumps({"text": text}) + "\n" for text in ALL[number * 16 : number * 16 + 16]]
-        (tmp_path / f"train-{number}.jsonl").write_text("".join(lines))
-    (tmp_path / "tests.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*TESTS, "few words"]))
+        write_lines(tmp_path / f"train-{number}.jsonl", rows_of(ALL[number * 16 : number * 16 + 16]))
+    write_lines(tmp_path / "tests.jsonl", rows_of([*TESTS, "few words"]))
     (tmp_path / "keep.py").write_text("def keep(text):\n    return not text.startswith('verboten')\n")
     return tmp_path
 
@@ -78,7 +81,7 @@ def test_planted_documents_are_left_out_and_each_reason_is_shown(files):
 
 def test_a_document_of_two_sources_stays_in_the_first_where_that_is_asked_for(files):
     new = "new " * 9
-    (files / "more.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (NEAR, new, TEXTS[0])))
+    write_lines(files / "more.jsonl", rows_of((NEAR, new, TEXTS[0])))
     sources = [MixtureSource(files=f"{files}/{name}.jsonl", weight=1) for name in ("train-0", "more")]
     data = DataSection(mixture=sources, validation_fraction=0, cache_dir=str(files / "cache"))
 
@@ -102,8 +105,7 @@ def test_cleaning_moves_no_document_to_the_other_split_and_duplicates_do_not_sta
 
 def test_a_validation_split_without_a_clean_document_is_said(tiny_recipe, tmp_path):
     held = [number for number in range(8) if Split({"validation": 0.12}).part(number) == "validation"]
-    rows = [{"text": TEXTS[0 if number in held else number]} for number in range(8)]
-    write_lines(tmp_path / "few.jsonl", rows)
+    write_lines(tmp_path / "few.jsonl", rows_of(TEXTS[0 if number in held else number] for number in range(8)))
     data = {"files": str(tmp_path / "few.jsonl"), "validation_fraction": 0.12, "clean": {"exact_duplicates": True}}
     with pytest.raises(UserError, match=r"^data.clean leaves no document of few.jsonl for validation; set a larger"):
         prepare_data(load_recipe(str(tiny_recipe(data=data, tokenizer={"vocab_size": 300}))))

@@ -1,7 +1,7 @@
 """Laws of CoNLL files: sentences as rows, whatever separates columns; a broken line is a bad row."""
 
 import pytest
-from anyformer.pipelines.data.example_splits import open_examples
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
@@ -13,18 +13,21 @@ SENTENCES = [(["EU", "rejects"], ["B-ORG", "O"]), (["#", "Bonn"], ["O", "B-LOC"]
 COLUMNS = {"tokens_field": "tokens", "tags_field": "tags"}
 
 
+def read(tmp_path, text):
+    (tmp_path / "a.conll").write_text(text)
+    return list(open_examples(DataSection(files=str(tmp_path / "a.conll"), validation_fraction=0), COLUMNS)["train"])
+
+
 @pytest.mark.parametrize("separator", [" ", "\t"])
 def test_sentences_are_rows_and_document_marks_are_dropped(tmp_path, separator):
-    (tmp_path / "a.conll").write_text(TEXT.replace(" ", separator))
-    read = list(open_examples(DataSection(files=str(tmp_path / "a.conll"), validation_fraction=0), COLUMNS)["train"])
-    assert [(row["tokens"], row["tags"]) for _, row in read] == SENTENCES
-    assert [place.rpartition(", ")[2] for place, _ in read] == ["line 3", "line 7"]
+    rows = read(tmp_path, TEXT.replace(" ", separator))
+    assert [(row["tokens"], row["tags"]) for _, row in rows] == SENTENCES
+    assert [place.rpartition(", ")[2] for place, _ in rows] == ["line 3", "line 7"]
 
 
 def test_words_hold_no_break_spaces_and_white_lines_end_sentences(tmp_path):
-    (tmp_path / "a.conll").write_text("10\u00a0000  B\nx\x85y O \n \t \nc\tO\n")
-    read = list(open_examples(DataSection(files=str(tmp_path / "a.conll"), validation_fraction=0), COLUMNS)["train"])
-    assert [row["tokens"] for _, row in read] == [["10\u00a0000", "x\x85y"], ["c"]]
+    rows = read(tmp_path, "10\u00a0000  B\nx\x85y O \n \t \nc\tO\n")
+    assert [row["tokens"] for _, row in rows] == [["10\u00a0000", "x\x85y"], ["c"]]
 
 
 def test_a_line_with_other_columns_is_named_and_may_be_left_out(tmp_path):

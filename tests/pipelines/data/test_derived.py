@@ -8,9 +8,14 @@ import pytest
 from anyformer.pipelines.data import derived
 from anyformer.pipelines.data.derived import next_sentences
 from anyformer.pipelines.data.documents import Document
-from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.python_examples import ASKED, ASKED_OTHERWISE, docstring_conversations, function_summaries
-from anyformer.pipelines.data.sentences import sentences_of
+from anyformer.pipelines.data.opening import open_examples
+from anyformer.pipelines.data.python_examples import (
+    ASKED,
+    ASKED_OTHERWISE,
+    docstring_conversations,
+    function_summaries,
+    sentences_of,
+)
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.run_facts import RunFacts

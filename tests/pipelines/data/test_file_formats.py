@@ -15,10 +15,9 @@ import pyarrow.parquet
 import pytest
 from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.bad_rows import bad_rows_of
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
-from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.file_formats import FILE_FORMATS
+from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.unlabelled import Unlabelled
@@ -234,16 +233,21 @@ def test_a_column_that_a_later_file_of_any_split_lacks_is_found_when_they_are_op
 # Encodings
 
 
+def contents_of(words):
+    """{name of a file: what it holds} of each format."""
+    return {
+        "a.txt": "".join(word if word.endswith("\n") else f"{word}\n" for word in words),
+        "a.jsonl": "".join(json.dumps({"text": word}, ensure_ascii=False) + "\n" for word in words),
+        "a.json": json.dumps([{"text": word} for word in words], ensure_ascii=False),
+        "a.csv": "text\r\n" + "".join(f'"{word}"\r\n' for word in words),
+        "a.tsv": "text\tn\n" + "".join(f'"{word}"\t1\n' for word in words),
+    }
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-16", "utf-8"])
 def test_files_in_other_encodings_are_read_where_the_recipe_names_them(tmp_path, encoding):
     words = ["café\n", "naïve\n"]
-    contents = {
-        "a.txt": "".join(words),
-        "a.jsonl": "".join(json.dumps({"text": word}, ensure_ascii=False) + "\n" for word in words),
-        "a.json": json.dumps([{"text": word} for word in words], ensure_ascii=False),
-        "a.csv": 'text\r\n"café\n"\r\n"naïve\n"\r\n',
-    }
-    for name, content in contents.items():
+    for name, content in contents_of(words).items():
         (tmp_path / name).write_bytes(content.encode(encoding))
         data = section(tmp_path / name, encoding=encoding, document="line")
         assert texts(open_corpora(data)["train"]) == words, name
@@ -283,14 +287,7 @@ OTHERS = {"utf-8-sig": ["добрый день", "好电影"], "utf-16-le": ["д
 @pytest.mark.parametrize("encoding", SAVED)
 def test_the_encoding_of_a_file_is_found_and_said_at_each_door(tmp_path, encoding, packed):
     for words in (WESTERN, OTHERS.get(encoding, WESTERN)):
-        contents = {
-            "a.txt": "\n".join(words),
-            "a.jsonl": "".join(json.dumps({"text": word}, ensure_ascii=False) + "\n" for word in words),
-            "a.json": json.dumps([{"text": word} for word in words], ensure_ascii=False),
-            "a.csv": "text\r\n" + "".join(f'"{word}"\r\n' for word in words),
-            "a.tsv": "text\tn\n" + "".join(f"{word}\t1\n" for word in words),
-        }
-        for name, content in contents.items():
+        for name, content in contents_of(words).items():
             path = tmp_path / f"{name}{packed}"
             with (gzip.open if packed else open)(path, "wb") as stream:
                 stream.write(content.encode(encoding))

@@ -13,14 +13,12 @@ import pytest
 import torch
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.data.batch_keys import EPOCH, PLACE, POSITION, ROW_IDS, row_ids
-from anyformer.pipelines.data.cursor import Cursor, decoded
 from anyformer.pipelines.data.length_batching import LengthGroupedSampler
-from anyformer.pipelines.data.mixed_stream import MixedStream
+from anyformer.pipelines.data.ordered_rows import MixedStream, mixed, passes, sources_once, weighed
 from anyformer.pipelines.data.ordered_rows import joined as joined_rows
-from anyformer.pipelines.data.ordered_rows import mixed, passes, sources_once, weighed
 from anyformer.pipelines.data.ordered_rows import staged as staged_rows
 from anyformer.pipelines.data.rows import Rows, Streamed
-from anyformer.pipelines.data.sample_ids import NO_ROW, evaluation_rows, training_rows
+from anyformer.pipelines.data.sample_ids import NO_ROW, Cursor, decoded, evaluation_rows, training_rows
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset, Subset

@@ -9,7 +9,8 @@ from anyformer.pipelines.data import token_store
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
 from anyformer.pipelines.data.documents import Corpus, Document
 from anyformer.pipelines.data.encoding import Encoder
-from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
+from anyformer.pipelines.data.packed_stream import StreamingPackedDataset
+from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import Causal
@@ -242,17 +243,6 @@ def test_a_stream_gives_the_rows_of_stored_data(tmp_path_factory, char_tokenizer
     assert same_rows(stream, expected)  # a second pass starts again
 
 
-def test_rows_do_not_depend_on_the_number_of_workers(tmp_path, char_tokenizer):
-    from torch.utils.data import DataLoader
-
-    texts = ["abc def\n" * 10, "gh" * 20, "a\n" * 30]
-    stream = StreamingPackedDataset(TextList(texts), char_tokenizer, 16, add_bos=False, add_eos=True)
-    stored = PackedDataset(store_of(texts, char_tokenizer, tmp_path), 16)
-    for dataset in (stream, stored):
-        alone, together = (list(DataLoader(dataset, batch_size=3, num_workers=number)) for number in (0, 2))
-        assert same_rows(alone, together)
-
-
 # Reports and bad input
 
 
@@ -290,6 +280,3 @@ def test_a_cache_that_cannot_be_written_is_one_sentence(tmp_path, char_tokenizer
     with pytest.raises(UserError, match=r"data\.cache_dir=.*No space left on device"):
         store_of(["abc"], char_tokenizer, tmp_path)
     assert not list((tmp_path / "tokens").iterdir())
-
-
-# Real text

@@ -3,9 +3,7 @@
 import os
 
 import pytest
-from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.image_files import open_images
+from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.patterns import find_files
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection
@@ -88,7 +86,7 @@ def test_a_glob_for_training_leaves_out_the_texts_of_the_other_splits(tree):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         (tree / name).write_bytes(b"")
     images = DataSection(files=str(tree / "**" / "*.png"), validation_files=str(tree / "held" / "*" / "*.png"))
-    opened = open_images(images, {"image_field": "image"})
+    opened = open_examples(images, {"image_field": "image"})
     assert [len(list(opened[split])) for split in ("train", "validation")] == [2, 1]
     only = DataSection(files=str(tree / "a*.txt"), validation_files=str(tree / "a.txt"))
     with pytest.raises(UserError, match=r"data\.files=.* matches nothing but files that are for validation or test"):

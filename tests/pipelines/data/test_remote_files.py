@@ -7,9 +7,7 @@ from dataclasses import replace
 
 import fsspec
 import pytest
-from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.example_splits import open_examples
-from anyformer.pipelines.data.image_files import open_images
+from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.remote_files import with_local_copies
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection
@@ -140,4 +138,4 @@ def test_images_behind_urls_are_refused_because_their_folders_are_their_classes(
     url, system = place
     system.pipe("/texts/cat/1.png", b"png")
     with pytest.raises(UserError, match=r"data\.files: 1\.png is an image behind a URL; copy its folder"):
-        open_images(DataSection(files=f"{url}/cat/*.png", validation_fraction=0), {"image_field": "image"})
+        open_examples(DataSection(files=f"{url}/cat/*.png", validation_fraction=0), {"image_field": "image"})

@@ -3,8 +3,8 @@
 from collections import Counter
 
 import pytest
-from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.examples import examples_fingerprint
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.data.splits import Split, planned_parts
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data

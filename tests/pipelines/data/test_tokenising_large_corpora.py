@@ -8,12 +8,12 @@ import tracemalloc
 from contextlib import nullcontext
 
 import pytest
-from anyformer.pipelines.data import encoded_stream, encoding, token_store, tokenization
+from anyformer.pipelines.data import encoding, token_store, tokenization
 from anyformer.pipelines.data.account_words import unusual
-from anyformer.pipelines.data.corpora import open_corpora
 from anyformer.pipelines.data.documents import Limits
+from anyformer.pipelines.data.examples import SourceCorpus
+from anyformer.pipelines.data.opening import open_corpora
 from anyformer.pipelines.data.packing import PackedDataset
-from anyformer.pipelines.data.source_parts import SourceCorpus
 from anyformer.pipelines.data.tokenization import Share, Tokenization
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
@@ -47,7 +47,7 @@ def tokenizer(corpus, tmp_path):
 @pytest.fixture
 def small_shards(monkeypatch):
     monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
-    monkeypatch.setattr(encoded_stream, "_GROUP", 700)
+    monkeypatch.setattr(tokenization, "_GROUP", 700)
 
 
 def store_of(corpus, tokenizer, cache, add_bos=False):
@@ -66,7 +66,7 @@ def shard_folders(cache):
 def test_shards_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, monkeypatch):
     whole = content(store_of(corpus, tokenizer, tmp_path / "whole"))
     monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
-    monkeypatch.setattr(encoded_stream, "_GROUP", 700)
+    monkeypatch.setattr(tokenization, "_GROUP", 700)
     store = store_of(corpus, tokenizer, tmp_path / "shards")
     assert content(store) == whole
     notes = unusual(store.account)
@@ -182,7 +182,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     """Of Python and numpy, traced; the slow test below measures whole processes."""
     monkeypatch.setattr(tokenization, "SHARD_BYTES", 40_000)
     monkeypatch.setattr(encoding, "_BATCH", 4000)
-    monkeypatch.setattr(encoded_stream, "_GROUP", 4000)
+    monkeypatch.setattr(tokenization, "_GROUP", 4000)
     monkeypatch.setattr(token_store, "_PIECE", 1000)
     monkeypatch.setattr(checksums, "crc32", lambda path: 0)  # it reads a megabyte at a time, more than is written here
     tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), written(tmp_path, 1), tmp_path, progress=False)

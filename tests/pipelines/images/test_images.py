@@ -14,10 +14,10 @@ import transformers
 import yaml
 from anyformer.modeling.image_processing import AnyformerImageProcessor
 from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
-from anyformer.pipelines.data.image_files import open_images
-from anyformer.pipelines.data.image_store import decode
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, shift_and_flip
+from anyformer.pipelines.images.image_store import decode
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
@@ -94,7 +94,7 @@ def test_folders_tables_and_data_sets_of_the_same_images_are_equal(tmp_path, mon
         "folder of class folders": {"files": str(tmp_path / "folder")},
         "data set": {"dataset": str(tmp_path / "table")},
     }.items():
-        examples = open_images(DataSection(**where, validation_fraction=0), COLUMNS)["train"]
+        examples = open_examples(DataSection(**where, validation_fraction=0), COLUMNS)["train"]
         assert examples.source.class_names("label") == NAMES
         rows = [(row["label"], decode(row["image"], 1, "f", place)) for place, row in examples]
         found[name] = sorted((NAMES.index(y) if y in NAMES else y, np.asarray(x).tobytes()) for y, x in rows)
@@ -108,7 +108,7 @@ def test_json_lines_name_images_beside_them(tmp_path):
     picture_folder(tmp_path / "pictures", 4)
     lines = [f'{{"image": "pictures/left/{i:03}.png", "label": "left"}}' for i in (0, 2)]
     (tmp_path / "all.jsonl").write_text("\n".join(lines))
-    examples = open_images(DataSection(files=str(tmp_path / "all.jsonl"), validation_fraction=0), COLUMNS)["train"]
+    examples = open_examples(DataSection(files=str(tmp_path / "all.jsonl"), validation_fraction=0), COLUMNS)["train"]
     assert all(decode(row["image"], 1, "f", place).size == (SIZE, SIZE) for place, row in examples)
 
 
@@ -142,10 +142,10 @@ def test_images_among_other_files_are_refused(tmp_path):
     for name in ("Thumbs.db", "left/Thumbs.db", "left/desktop.ini"):  # of Windows
         (tmp_path / "pictures" / name).write_text("x")
     whole = DataSection(files=str(tmp_path / "pictures"), validation_fraction=0)
-    assert len(list(open_images(whole, COLUMNS)["train"])) == 2
+    assert len(list(open_examples(whole, COLUMNS)["train"])) == 2
     (tmp_path / "pictures" / "left" / "notes.txt").write_text("x")
     with pytest.raises(UserError, match=r"names images and other files .*notes.txt.*a pattern such as \*.png"):
-        open_images(DataSection(files=str(tmp_path / "pictures" / "*" / "*")), COLUMNS)
+        open_examples(DataSection(files=str(tmp_path / "pictures" / "*" / "*")), COLUMNS)
 
 
 # -------------------------------------------------------------------------------------------------- store

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
-from anyformer.pipelines.data.packing import PackedDataset, StreamingPackedDataset
+from anyformer.pipelines.data.packed_stream import StreamingPackedDataset
+from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.masked import Masked, MaskedCollator, MaskingSettings
 from anyformer.pipelines.recipes.schema import Recipe
@@ -131,7 +132,7 @@ SECTIONS = {
 
 
 def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp_path):
-    from anyformer.pipelines.data.corpora import open_corpora
+    from anyformer.pipelines.data.opening import open_corpora
     from anyformer.pipelines.objectives.prepare import prepare_data
     from anyformer.pipelines.plugins import objective_of
     from anyformer.pipelines.recipes.compose import load_recipe
@@ -144,8 +145,7 @@ def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp
     assert isinstance(stream, StreamingPackedDataset)
     stored, collate = data.rows["train"], data.collator_of(packed=True)
     for epoch in (0, 3):
-        stream.set_epoch(epoch)
-        rows = list(stream)
+        rows = [row for row, _ in stream.pass_from(epoch)]
         expected = [stored[number] | {"row_ids": number, "epoch": epoch} for number in range(len(stored))]
         left, right = collate(rows), collate(expected)
         assert torch.equal(left["input_ids"], right["input_ids"]) and torch.equal(left["labels"], right["labels"])

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.length_batching import LengthGroupedSampler, PaddingCollator
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.labelled_texts import ReadsLabelledTexts
 from anyformer.pipelines.objectives.prepare import prepare_data

@@ -13,14 +13,12 @@ import pyarrow
 import pytest
 from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.data.account import Account
-from anyformer.pipelines.data.corpora import open_corpora
-from anyformer.pipelines.data.example_splits import open_examples
 from anyformer.pipelines.data.example_store import encode_examples
 from anyformer.pipelines.data.examples import examples_fingerprint
-from anyformer.pipelines.data.image_files import open_images
-from anyformer.pipelines.data.image_store import store_images
+from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.images.image_store import store_images
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.storage import cache, checksums
 from anyformer.pipelines.storage.cache import cached_folder
@@ -130,7 +128,7 @@ def build_of(kind, corpus, folder, monkeypatch):
         image.parent.mkdir()
         PIL.Image.new("L", (4, 4)).save(image)
         section, columns = DataSection(files=str(image), validation_fraction=0), {"image_field": "image"}
-        source = open_images(section, columns)["train"]
+        source = open_examples(section, columns)["train"]
         pixels = np.zeros((1, 1, 4, 4), dtype=np.uint8)
         return image, lambda: store_images(
             cache, examples_fingerprint(source), source, lambda: [(pixels, None)], Account()

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from ..data.account import Account
+from ..data.cells import kind_of
+from ..data.examples import Examples
+from ..data.mapped_store import META, MappedStore
+from ..data.rows import Rows
 from ..errors import UserError
-from .account import Account
-from .cells import kind_of
-from .examples import Examples
-from .mapped_store import META, MappedStore
-from .rows import Rows
 
 PIXELS, LABELS = "pixels.bin", "labels.npy"
 # Pillow's modes of 8 bits or fewer per channel.
@@ -30,13 +30,13 @@ class ImageStore(MappedStore, Rows, Dataset):
     """The images of one split as uint8, in the order of their source: rows {"pixel_values" (C, H, W), "labels" ()}.
 
     facts: examples, mean and std per channel of the values divided by 255. labels: (N,) class numbers, or None where
-    none were read. pixels: memory map (N, C, H, W). account: of the images.
+    none were read. pixels: memory map (N, C, H, W).
     """
 
     kind = "images"
 
     def _open(self, meta: dict[str, Any]) -> None:
-        self.facts, self.account = meta["facts"], Account.from_json(meta["account"])
+        self.facts = meta["facts"]
         self.labels = np.load(self.folder / LABELS) if meta["labels"] else None
         self.pixels = np.memmap(self.folder / PIXELS, dtype=np.uint8, mode="r", shape=tuple(meta["shape"]))
 
