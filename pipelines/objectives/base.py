@@ -9,17 +9,17 @@ command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
 from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
+from ..recipes.idle_settings import check_idle
 from ..recipes.introspection import family_names, family_row
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
-from ..recipes.types import default_of, show
 from .answers import Answers
 from .data import ModelFacts
 from .learns import Learns
@@ -196,16 +196,10 @@ def teaching_of(objective: Objective, reads: Reads) -> "Teaching":
 def refuse_idle(objective: Objective, names: Sequence[str], because: str, belongs_to: str) -> None:
     """Raise UserError for the first of the settings `names` that is set although it has no effect.
 
-    A setting counts as set if it differs from its default, because saved recipes spell out all defaults. because: the
-    setting and value with which they have no effect; belongs_to: the one with which they have.
+    because: the setting and value with which they have no effect; belongs_to: the one with which they have.
     """
-    section, settings = objective.section, objective.settings
-    for row in fields(settings):
-        value = getattr(settings, row.name)
-        if row.name in names and value != default_of(row):
-            raise UserError(
-                f"{section}.{row.name}={show(value)} has no effect with {because}; it belongs to {belongs_to}"
-            )
+    why = f"has no effect with {because}; it belongs to {belongs_to}"
+    check_idle(objective.section, objective.settings, [(f"{name}=", True, why) for name in names])
 
 
 # Data settings that only plain text has: (name, default).

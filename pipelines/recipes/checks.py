@@ -15,6 +15,7 @@ from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
 from .data_section import DERIVED_FROM_TEXT, check_sections, reads_text, sections_of
+from .idle_settings import check_idle
 from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
@@ -22,9 +23,6 @@ from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)
-# Schedules that read no training.lr_scheduler_kwargs; earlier versions took some.
-UNSHAPED = ("constant", "constant_with_warmup")
-
 # Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
 
@@ -256,23 +254,28 @@ def _check_training(recipe: Recipe) -> None:
             raise UserError(f"{where}={show(value)} is above training.learning_rate={training.learning_rate}")
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
-    if training.lr_scheduler_kwargs and training.lr_scheduler_type in UNSHAPED:
-        raise UserError(
-            f"training.lr_scheduler_kwargs={show(training.lr_scheduler_kwargs)} has no effect with "
-            f"training.lr_scheduler_type={training.lr_scheduler_type}; remove it"
-        )
-    for name, other in READ_WITH.items():
-        if training.extra.get(name) and not (getattr(training, other, None) or training.extra.get(other)):
-            raise UserError(f"training.{name} has no effect without training.{other}; set both")
-    if training.extra.get("optim_args") and not optimizer_of(training.optim).reads_arguments:
-        raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
-    for name, does in (("lora", "adapts"), ("freeze", "keeps")):
-        if getattr(training, name) not in (None, []) and recipe.model.name_or_path is None:
-            raise UserError(f"training.{name} {does} weights, and this model's are fresh; set model.name_or_path")
-    if training.freeze and training.lora is not None:
-        raise UserError("training.freeze has no effect with training.lora, which freezes the checkpoint; keep one")
-    if training.ema_decay is None and not training.ema_warmup:
-        raise UserError("training.ema_warmup has no effect without training.ema_decay, such as 0.999; set both")
+    optim, schedule = training.optim, training.lr_scheduler_type
+    is_fresh = recipe.model.name_or_path is None
+    is_unshaped = schedule in ("constant", "constant_with_warmup")
+    reads_no_arguments = not optimizer_of(optim).reads_arguments
+    is_without = {name: not getattr(training, name, training.extra.get(name)) for name in READ_WITH.values()}
+    rows = [
+        ("lr_scheduler_kwargs=", is_unshaped, f"has no effect with training.lr_scheduler_type={schedule}; remove it"),
+        *(
+            (name, is_without[other], f"has no effect without training.{other}; set both")
+            for name, other in READ_WITH.items()
+        ),
+        ("optim_args", reads_no_arguments, f"has no effect with training.optim={optim}; remove it"),
+        ("lora", is_fresh, "adapts weights, and this model's are fresh; set model.name_or_path"),
+        ("freeze", is_fresh, "keeps weights, and this model's are fresh; set model.name_or_path"),
+        (
+            "freeze",
+            training.lora is not None,
+            "has no effect with training.lora, which freezes the checkpoint; keep one",
+        ),
+        ("ema_warmup", training.ema_decay is None, "has no effect without training.ema_decay, such as 0.999; set both"),
+    ]
+    check_idle("training", training, rows)
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 

@@ -6,8 +6,9 @@ from typing import Any, get_args, get_origin
 
 from ..plugins import OBJECTIVES
 from .compose import names_of
+from .idle_settings import default_of
 from .schema import DEFAULT_NAMES, LEARNED, parts_of_recipe
-from .types import bounds_words, default_of, type_words
+from .types import bounds_words, type_words
 
 WHAT = {
     "objective": "what the model learns to predict of plain text or images",

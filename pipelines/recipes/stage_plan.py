@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
 from .data_section import sections_of
+from .idle_settings import check_idle
 from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
@@ -145,9 +146,8 @@ def _check_rates(recipe: Recipe) -> None:
     training, named = recipe.training, [section.learning_rate is not None for section in recipe.stages]
     if not any(named):
         for number, section in enumerate(recipe.stages):
-            for name in OF_RATE:
-                if getattr(section, name) != getattr(StageSection(), name):
-                    raise UserError(f"stages.{number}.{name} has no effect without stages.{number}.learning_rate")
+            why = f"has no effect without stages.{number}.learning_rate"
+            check_idle(f"stages.{number}", section, [(name, True, why) for name in OF_RATE])
         return
     if not all(named):
         number = named.index(False)
@@ -166,8 +166,8 @@ def _check_rates(recipe: Recipe) -> None:
                 f"{where} would train at learning rate 0, where the stage before has ended; set {where}.warmup_steps, "
                 f"or stages.{stage.number - 1}.min_lr_rate"
             )
-        if section.learning_rate == "constant" and section.min_lr_rate:
-            raise UserError(f"{where}.min_lr_rate has no effect with {where}.learning_rate=constant; remove it")
+        why = f"has no effect with {where}.learning_rate=constant; remove it"
+        check_idle(where, section, [("min_lr_rate", section.learning_rate == "constant", why)])
         if section.learning_rate != "constant" and section.min_lr_rate > rates.peak:
             raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {rates.peak:g}, where it begins")
 

@@ -3,7 +3,7 @@
 import sys
 import types
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..errors import UnknownName, UserError, did_you_mean
@@ -168,8 +168,3 @@ def within_bounds(value: Any, bounds: dict[str, float], path: str) -> Any:
 def bounds_words(field) -> str:
     """The bounds of a field in words, such as `, above 0, below 1`; empty where it has none."""
     return "".join(f", {words} {limit}" for words, limit in field.metadata.get("bounds", {}).items())
-
-
-def default_of(field) -> Any:
-    """Return a dataclass field's default, a new object if it has a default factory."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default
