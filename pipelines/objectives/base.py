@@ -154,11 +154,8 @@ class Objective:
         if not reads_text(self):
             check_examples(self)
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
-        if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
-            raise UserError(
-                f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
-                f"text; remove it"
-            )
+        why = f"has no effect with {self.setting}, which does not learn to continue a text; remove it"
+        check_idle("evaluation", self.recipe.evaluation, [("sample_prompts", not self.continues_prompts, why)])
         if self.recipe.teacher is not None:
             teaching_of(self, self.Reads(self)).check()
 
@@ -204,7 +201,6 @@ def refuse_idle(objective: Objective, names: Sequence[str], because: str, belong
 
 # Data settings that only plain text has: (name, default).
 SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
-COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
 
 
 def check_examples(objective: Objective) -> None:
@@ -215,7 +211,5 @@ def check_examples(objective: Objective) -> None:
     for name, default in () if reads_text else SOURCES_OF_TEXT:
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {noun} by data.files or data.dataset")
-    for name, default in () if reads_text else COLUMNS_OF_TEXT:
-        if getattr(data, name) != default:
-            where = f"the {objective.section} section names the columns"
-            raise UserError(f"data.{name} has no effect with {learner}; {where}")
+    why = f"has no effect with {learner}; the {objective.section} section names the columns"
+    check_idle("data", data, [("text_field", not reads_text, why), ("document", not reads_text, why)])

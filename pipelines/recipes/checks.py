@@ -14,12 +14,16 @@ from ..metrics import of_validations
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
-from .data_section import DERIVED_FROM_TEXT, check_sections, reads_text, sections_of
+from .base_width import check_transfer
+from .data_section import DERIVED_FROM_TEXT, check_clean, check_sections, reads_text, sections_of
 from .idle_settings import check_idle
 from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
+from .parallelism import check_parallelism
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
+from .stage_plan import check_stages
 from .types import convert, show, within_bounds
+from .usual_rates import in_steps
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 OWN_SCHEDULES = ("wsd",)
@@ -114,20 +118,14 @@ def check_recipe(recipe: Recipe) -> None:
     objective = objective_of(recipe)
     _check_training(recipe)
     if recipe.training.parallelism is not None:
-        from .parallelism import check_parallelism
-
         check_parallelism(recipe, config_namespace(recipe))
     if recipe.training.transfer is not None:
-        from .base_width import check_transfer
-
         check_transfer(recipe, config_namespace(recipe))
     check_sections(objective)
     _check_derived(objective)
     if any(data.streaming for data in sections_of(objective)):
         if recipe.training.max_steps < 1:
             raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
-        from .usual_rates import in_steps
-
         in_steps(recipe, None)
     _check_family(objective)
     objective.check_tokenizer()
@@ -137,8 +135,6 @@ def check_recipe(recipe: Recipe) -> None:
     _check_evaluation(recipe, objective)
     objective.check()
     if recipe.stages:
-        from .stage_plan import check_stages
-
         check_stages(recipe, _check_stage)
 
 
@@ -160,8 +156,6 @@ def _check_stage(recipe: Recipe) -> None:
     _check_positions(recipe, objective)
     objective.check()
     if recipe.training.parallelism is not None:
-        from .parallelism import check_parallelism
-
         check_parallelism(recipe, config_namespace(recipe))
 
 
@@ -175,8 +169,6 @@ def _check_derived(objective) -> None:
             )
         _check_parts(objective, data)
         if data.clean is not None:
-            from .data_section import check_clean
-
             check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
             raise UserError(
@@ -195,10 +187,10 @@ def _check_parts(objective, data: DataSection) -> None:
             f"data.{names[0]}={show(getattr(data, names[0]))} divides labelled examples or images, and "
             f"{objective.setting} reads plain text here; remove it"
         )
-    if data.test_fraction is not None and (data.test_files or data.test_split):
-        raise UserError("data.test_fraction has no effect with test data of its own; keep one of them")
-    has_own = bool(data.validation_files or data.validation_split)
-    held = 0 if has_own else data.share_held_back
+    has_test = bool(data.test_files or data.test_split)
+    why = "has no effect with test data of its own; keep one of them"
+    check_idle("data", data, [("test_fraction", has_test, why)])
+    held = 0 if data.validation_files or data.validation_split else data.share_held_back
     if held + (data.test_fraction or 0) >= 1:
         raise UserError(
             f"data.validation_fraction={held} and data.test_fraction={data.test_fraction} leave nothing for training"
@@ -211,13 +203,14 @@ def _check_parts(objective, data: DataSection) -> None:
 
 def _check_heads(recipe: Recipe, objective) -> None:
     """Raise UserError for parts of a model that nothing in the run would train."""
-    fields, smoothing = recipe.model.fields, recipe.training.extra.get("label_smoothing_factor")
+    fields = recipe.model.fields
     if fields.get("add_cross_attention"):
         raise UserError(
             "model.add_cross_attention=true attends to an encoder, which a recipe does not give; family seq2seq has "
             "both, and docs/composites.md joins two models"
         )
     modules = fields.get("num_nextn_predict_layers")
+    smoothing = recipe.training.extra.get("label_smoothing_factor")
     if modules and objective.auto_class != "AutoModelForCausalLM":
         raise UserError(f"model.num_nextn_predict_layers={modules} predicts next tokens, unlike {objective.setting}")
     if modules and smoothing:
@@ -248,7 +241,8 @@ def _check_training(recipe: Recipe) -> None:
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
         raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
     for name in SCHEDULE_BOUNDS.keys() & training.lr_scheduler_kwargs.keys():
-        where, value = f"training.lr_scheduler_kwargs.{name}", training.lr_scheduler_kwargs[name]
+        where = f"training.lr_scheduler_kwargs.{name}"
+        value = training.lr_scheduler_kwargs[name]
         within_bounds(convert(value, float | None, where), SCHEDULE_BOUNDS[name], where)
         if name in ("min_lr", "lr_end") and (value or 0) > training.learning_rate:
             raise UserError(f"{where}={show(value)} is above training.learning_rate={training.learning_rate}")
@@ -408,7 +402,8 @@ def check_model(recipe: Recipe) -> None:
     for kind, parameters in rope_parameters_of(config).items():
         check_rope_keys(parameters, f"model.rope_parameters{'.' if kind else ''}{kind}")
     for name in ("attention_pattern", "mlp_pattern"):
-        pattern, layers = getattr(config, name, None) or (), config.num_hidden_layers
+        pattern = getattr(config, name, None) or ()
+        layers = config.num_hidden_layers
         if len(pattern) > layers:
             raise UserError(f"model.{name} names {len(pattern)} layers, and there are model.num_hidden_layers={layers}")
     check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
@@ -416,8 +411,9 @@ def check_model(recipe: Recipe) -> None:
 
 def check_rope_keys(value: dict, where: str) -> None:
     """Raise UserError for a setting of rotary positions that nothing reads. where: the mapping's dotted name."""
+    known = introspection.rope_keys()
     for key in value or ():
-        if key not in (known := introspection.rope_keys()):
+        if key not in known:
             raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), known, where + '.')}")
 
 

@@ -37,8 +37,12 @@ def _choices(name: str, model_type: str) -> list[str]:
     if name in ("attention_pattern", "layer_types"):
         return [kind for kind, traits in ATTENTION_KINDS.items() if model_type in traits.families]
     if name == "position_encoding":
-        row, schemes = FAMILIES[model_type], POSITION_SCHEMES.items()
-        return [n for n, s in schemes if (s.plane or not row.of_images) and (row.bidirectional or not s.bidirectional)]
+        row = FAMILIES[model_type]
+        return [
+            name
+            for name, scheme in POSITION_SCHEMES.items()
+            if (scheme.plane or not row.of_images) and (row.bidirectional or not scheme.bidirectional)
+        ]
     return list(CHOICES.get(name, ()))
 
 

@@ -82,9 +82,10 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     _check_borders(recipe)
     _check_around(recipe)
     _check_rates(recipe)
-    stages, objective = stages_of(recipe), objective_of(recipe)
-    for stage in stages:
-        where, section = f"stages.{stage.number}", stage.section
+    objective = objective_of(recipe)
+    for stage in stages_of(recipe):
+        section = stage.section
+        where = f"stages.{stage.number}"
         if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
             raise UserError(f"{where}.sequence_length does not go with a teacher, which answers rows of one length")
         if section.mixture is not None and (objective.parts or recipe.task is not None):
@@ -96,11 +97,13 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
 
 
 def _check_borders(recipe: Recipe) -> None:
-    total, before = recipe.training.max_steps, 0
+    total = recipe.training.max_steps
+    before = 0
     if total < 1:
         raise UserError("stages are parts of training.max_steps, which is not set; set a number of steps")
     for number, section in enumerate(recipe.stages):
-        until, where = section.until, f"stages.{number}.until={show(section.until)}"
+        until = section.until
+        where = f"stages.{number}.until={show(until)}"
         if until is None:
             raise UserError(f"stages.{number}.until is not set; it is the step, or the share of all, at which it ends")
         if until > 1 and not float(until).is_integer():
@@ -121,7 +124,8 @@ def _check_borders(recipe: Recipe) -> None:
 
 def _check_around(recipe: Recipe) -> None:
     """Raise UserError for settings of the recipe that cannot be combined with stages."""
-    training, objective = recipe.training, objective_of(recipe)
+    training = recipe.training
+    objective = objective_of(recipe)
     for number, section in enumerate(recipe.stages):
         if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
             raise UserError(f"stages.{number}.{LENGTH}={section.sequence_length}: {objective.setting} has no {LENGTH}")
@@ -143,7 +147,8 @@ def _check_around(recipe: Recipe) -> None:
 
 def _check_rates(recipe: Recipe) -> None:
     """Raise UserError for schedules of the stages that do not fit together."""
-    training, named = recipe.training, [section.learning_rate is not None for section in recipe.stages]
+    training = recipe.training
+    named = [section.learning_rate is not None for section in recipe.stages]
     if not any(named):
         for number, section in enumerate(recipe.stages):
             why = f"has no effect without stages.{number}.learning_rate"
@@ -155,7 +160,8 @@ def _check_rates(recipe: Recipe) -> None:
     if training.lr_scheduler_type != TrainingSection().lr_scheduler_type or training.lr_scheduler_kwargs:
         raise UserError(f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect beside stages' rates")
     for stage, rates in rates_of(recipe):
-        where, section = f"stages.{stage.number}", stage.section
+        section = stage.section
+        where = f"stages.{stage.number}"
         if stage.warmup > stage.steps:
             setting = f"{where}.warmup_steps={show(section.warmup_steps)}"
             if section.warmup_steps is None:
@@ -182,14 +188,15 @@ class StageRates(NamedTuple):
 
 def rates_of(recipe: Recipe) -> list[tuple[Stage, StageRates]]:
     """Each stage with its rates; for stages that set `learning_rate`."""
-    rates, level = [], 0.0
+    rates = []
+    before = 0.0
     for stage in stages_of(recipe):
-        section, before = stage.section, level
-        peak = section.peak
+        peak = stage.section.peak
         if peak is None:
             peak = 1.0 if stage.number == 0 or stage.warmup else before
-        level = peak if section.learning_rate == "constant" else section.min_lr_rate
-        rates.append((stage, StageRates(before, peak, level)))
+        end = peak if stage.section.learning_rate == "constant" else stage.section.min_lr_rate
+        rates.append((stage, StageRates(before, peak, end)))
+        before = end
     return rates
 
 

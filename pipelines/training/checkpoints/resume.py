@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -147,8 +146,10 @@ class Resume:
                 f"checkpoint is left to complete it again from; anyformer evaluate measures the model as it is now"
             )
         if changed == "weights":
-            places = (self.path / f"replaced-{number}" for number in count(1))
-            aside = next(place for place in places if not place.exists())
+            number = 1
+            while (self.path / f"replaced-{number}").exists():
+                number += 1
+            aside = self.path / f"replaced-{number}"
             for file in files_of_answers(self.path):
                 if not is_any(file.name, MAY_CHANGE):
                     place = aside / file.relative_to(self.path)
@@ -188,18 +189,39 @@ class Resume:
 
     def _check_same_run(self, where: Path, stored: dict) -> None:
         """Raise UserError if `where` belongs to a run with another recipe or other data; a shorter run is allowed."""
-        difference = None
-        if not self.is_longer_than(stored):
-            difference = resume_difference(self._recipe_of(stored), self.recipe.to_dict())
-        before, now = stored["data"]["fingerprint"], self.folder.data["fingerprint"]
-        if difference is None and before != now:
-            difference = f"the data has changed (fingerprint {before[:12]} there, {now[:12]} here)"
-        difference = difference or next(self._changed_files(stored), None)
+        difference = next(self._differences(stored), None)
         if difference is not None:
             raise UserError(
                 f"training.output_dir={self.path} holds another run: {difference}; choose another output_dir "
                 f"(model.name_or_path={where} begins there from its weights), or delete {where} to start over"
             )
+
+    def _differences(self, stored: dict) -> Iterator[str]:
+        """Words for each setting but the length, and each file that a run depends on, in which a stored run differs."""
+        settings = resume_difference(self._recipe_of(stored), self.recipe.to_dict())
+        if settings is not None and not self.is_longer_than(stored):
+            yield settings
+        before = stored["data"]
+        now = self.folder.data
+        if before["fingerprint"] != now["fingerprint"]:
+            there, here = before["fingerprint"][:12], now["fingerprint"][:12]
+            yield f"the data has changed (fingerprint {there} there, {here} here)"
+        # Checkpoints hold neither the weights that a run began from nor its teacher's.
+        for name, key in (("model", "base_weights"), ("teacher", "teacher_weights")):
+            weights = now.get(key)
+            # A commit on the Hub may have changed the card alone: it counts only where the weights are read again.
+            is_whole = name == "model" and self.recipe.training.lora is None and "@" in str(weights)
+            if weights is not None and not is_whole and not is_same_model(before.get(key), weights):
+                where = getattr(self.recipe, name).name_or_path
+                yield f"the weights of {name}.name_or_path={where!r} have changed since"
+        asked = rows_asked_for(stored["recipe"]) == rows_asked_for(self.recipe.to_dict())
+        if asked and before.get("validated_on") != now.get("validated_on"):
+            yield "the data that validations measure has changed since"
+        loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}
+        for plugin in stored.get("plugins", []):
+            if plugin.get("sha256") not in loaded.values():
+                changed = "has changed since" if plugin["plugin"] in loaded else "is not loaded here (--plugin)"
+                yield f"the plug-in {plugin['plugin']} {changed}"
 
     def _recipe_of(self, stored: dict) -> dict:
         """The recipe of a stored run, with this recipe's settings of a step if both have equally many rows per step."""
@@ -209,25 +231,6 @@ class Resume:
         settings = {name: getattr(self.recipe.training, name) for name in SETTINGS}
         return recipe | {"training": recipe["training"] | settings}
 
-    def _changed_files(self, stored: dict) -> Iterator[str]:
-        """Words for each of the other files that a stored run depends on, and that has changed since."""
-        # Checkpoints hold neither the weights that a run began from nor its teacher's.
-        for name, key in (("model", "base_weights"), ("teacher", "teacher_weights")):
-            now = self.folder.data.get(key)
-            # A commit on the Hub may have changed the card alone: it counts only where the weights are read again.
-            is_whole = name == "model" and self.recipe.training.lora is None and "@" in str(now)
-            if now is not None and not is_whole and not is_same_model(stored["data"].get(key), now):
-                where = getattr(self.recipe, name).name_or_path
-                yield f"the weights of {name}.name_or_path={where!r} have changed since"
-        asked = rows_asked_for(stored["recipe"]) == rows_asked_for(self.recipe.to_dict())
-        if asked and stored["data"].get("validated_on") != self.folder.data.get("validated_on"):
-            yield "the data that validations measure has changed since"
-        loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}
-        for plugin in stored.get("plugins", []):
-            if plugin.get("sha256") not in loaded.values():
-                changed = "has changed since" if plugin["plugin"] in loaded else "is not loaded here (--plugin)"
-                yield f"the plug-in {plugin['plugin']} {changed}"
-
     # ---------------------------------------------------------------------------------------- a longer run
 
     def is_longer_than(self, stored: dict) -> bool:
@@ -235,7 +238,8 @@ class Resume:
         differing = {path for path, _, _ in resume_differences(self._recipe_of(stored), self.recipe.to_dict())}
         if not differing or not all(path in LENGTH or path.startswith("stages.") for path in differing):
             return False
-        before, now = self.total_steps(section_of(stored["recipe"])), self.total_steps(self.recipe.training)
+        before = self.total_steps(section_of(stored["recipe"]))
+        now = self.total_steps(self.recipe.training)
         return before is not None and now is not None and before < now
 
     def _leave_shorter_runs_end(self, checkpoints: list[Path], stored: dict) -> None:
@@ -243,8 +247,10 @@ class Resume:
 
         Raises UserError if none would be left.
         """
-        old, new = schedule_of(stored["recipe"]), self.recipe
-        old_steps, new_steps = self.total_steps(old.training), self.total_steps(new.training)
+        old = schedule_of(stored["recipe"])
+        new = self.recipe
+        old_steps = self.total_steps(old.training)
+        new_steps = self.total_steps(new.training)
         shared = shared_steps(old, old_steps, new, new_steps)
         late = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > shared]
         if len(late) == len(checkpoints):
@@ -431,7 +437,8 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
 
     trusted: whether its files may hold more than plain data.
     """
-    writer, reader = saved_under(checkpoint), "plain" if engine.whole else engine.name
+    writer = saved_under(checkpoint)
+    reader = "plain" if engine.whole else engine.name
     if writer != reader:
         ways = {kind.name: kind.launched_by for kind in Engine.__subclasses__()}
         launch = "without DeepSpeed and FSDP" if writer == "plain" else f"by --launch {ways[writer]}"
@@ -517,7 +524,8 @@ def extend(recipe: Recipe) -> Recipe:
     run = read_identity(Path(recipe.training.output_dir) / "run.json")
     if run is None:
         raise UserError(f"{setting} holds no run to extend; train it first, without --extend")
-    stored, steps = run["recipe"], run.get("steps")
+    stored = run["recipe"]
+    steps = run.get("steps")
     restarts = section_of(stored).restarts
     again = recipe.with_(training={"restarts": restarts})
     extended = again.to_dict()

@@ -93,7 +93,8 @@ class RunFolder:
         """
         self.wandb_id = stored.get("wandb_id", self.wandb_id)
         self.versions_by_step = stored.get("versions_by_step") or []
-        before, now = stored.get("versions") or {}, package_versions()
+        before = stored.get("versions") or {}
+        now = package_versions()
         changed = [name for name in now if before and before.get(name) != now[name]]
         if changed:
             first = self.versions_by_step or [{"from_step": 0} | before]
