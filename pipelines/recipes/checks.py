@@ -26,7 +26,6 @@ from .types import convert, show, within_bounds
 from .usual_rates import in_steps
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
-OWN_SCHEDULES = ("wsd",)
 # Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
 
@@ -228,7 +227,7 @@ def _check_training(recipe: Recipe) -> None:
         raise UserError(f"training.max_steps={training.max_steps} must be at least 1, or -1 for num_train_epochs")
     for field, known, added in (
         ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
-        ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
+        ("lr_scheduler_type", {"wsd", *introspection.schedule_names()}, SCHEDULES),
     ):
         name = getattr(training, field)
         if name not in known and name not in added:

@@ -48,8 +48,3 @@ def micro_batches(section: TrainingSection, processes: int, rows: int) -> tuple[
     while per_process % size:
         size -= 1
     return size, per_process // size
-
-
-def same_step(one: TrainingSection, other: TrainingSection) -> bool:
-    """Whether two sections have the same settings of the rows in a step."""
-    return all(getattr(one, name) == getattr(other, name) for name in SETTINGS)

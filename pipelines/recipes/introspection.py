@@ -100,8 +100,7 @@ def _default(node: ast.expr | None) -> Any:
 
 
 @cache
-def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
-    paths = (path,) if isinstance(path, str) else path
+def _classes(paths: tuple[str, ...]) -> dict[str, ast.ClassDef]:
     classes = {}
     for file in paths:
         text = Path(file).read_text(encoding="utf-8")
@@ -112,13 +111,13 @@ def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
     return classes
 
 
-def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceField]:
-    """Return the annotated fields of class `name` in the file or files `path`, those of its base classes first."""
-    node = _classes(path)[name]
+def class_fields(paths: tuple[str, ...], name: str) -> dict[str, SourceField]:
+    """Return the annotated fields of class `name` in some files, those of its base classes first."""
+    node = _classes(paths)[name]
     fields: dict[str, SourceField] = {}
     for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in _classes(path):
-            fields |= class_fields(path, base.id)
+        if isinstance(base, ast.Name) and base.id in _classes(paths):
+            fields |= class_fields(paths, base.id)
     for row in node.body:
         if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and not row.target.id.startswith("_"):
             name = row.target.id
@@ -127,25 +126,25 @@ def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceFiel
     return fields
 
 
-def class_texts(path: str | tuple[str, ...], name: str) -> list[str]:
-    """The docstrings of class `name` in the file or files `path`, those of its base classes first."""
-    node = _classes(path)[name]
-    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _classes(path)]
-    return [text for base in bases for text in class_texts(path, base)] + [ast.get_docstring(node) or ""]
+def class_texts(paths: tuple[str, ...], name: str) -> list[str]:
+    """The docstrings of class `name` in some files, those of its base classes first."""
+    node = _classes(paths)[name]
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _classes(paths)]
+    return [text for base in bases for text in class_texts(paths, base)] + [ast.get_docstring(node) or ""]
 
 
-def class_constants(path: str | tuple[str, ...], name: str) -> dict[str, Any]:
+def class_constants(paths: tuple[str, ...], name: str) -> dict[str, Any]:
     """Return `NAME = literal` of a class body: the members of an enum, a config's model_type."""
     constants = {}
-    for row in _classes(path)[name].body:
+    for row in _classes(paths)[name].body:
         if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and isinstance(row.value, ast.Constant):
             constants[row.targets[0].id] = row.value.value
     return constants
 
 
-def _transformers_file(name: str) -> str:
+def _transformers_file(name: str) -> tuple[str]:
     # find_spec locates a top-level package without importing it.
-    return str(Path(importlib.util.find_spec("transformers").origin).parent / name)
+    return (str(Path(importlib.util.find_spec("transformers").origin).parent / name),)
 
 
 def family_names() -> tuple[str, ...]:
@@ -212,7 +211,8 @@ def rope_keys() -> set[str]:
 @cache
 def activation_names() -> set[str]:
     """Return the activation functions transformers knows by name (the keys of its table ACT2CLS)."""
-    tree = ast.parse(Path(_transformers_file("activations.py")).read_text(encoding="utf-8"))
+    (file,) = _transformers_file("activations.py")
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ACT2CLS":
             return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}

@@ -22,7 +22,7 @@ from ...errors import UserError
 from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
 from ...recipes.checks import FOLLOWS_VALIDATIONS, check_recipe
-from ...recipes.global_batch import SETTINGS, same_step
+from ...recipes.global_batch import SETTINGS
 from ...recipes.own_settings import flat_settings
 from ...recipes.parallelism import MESH
 from ...recipes.schema import MINIMAL_PAIRS, Recipe, StageSection, TrainingSection
@@ -278,7 +278,8 @@ def rows_per_step_before(recipe: Recipe) -> int | None:
     for checkpoint in list_checkpoints(Path(recipe.training.output_dir)):
         stored = read_identity(checkpoint / RUN_FILE)
         if stored is not None:
-            same = same_step(section_of(stored["recipe"]), recipe.training)
+            before = stored["recipe"]["training"]
+            same = all(before[name] == getattr(recipe.training, name) for name in SETTINGS)
             return stored.get("rows_per_step") if same else None
     return None
 

@@ -109,7 +109,15 @@ class RunFolder:
         Raises UserError if it cannot be written, or another process holds it.
         """
         was_there = self.path.exists()
-        self.check_writable()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            probe = self.path / f".write-test-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise UserError(
+                f"training.output_dir={self.path} cannot be written ({error.strerror}); choose another folder"
+            ) from error
         try:
             with folder_lock(self.path):
                 yield
@@ -122,18 +130,6 @@ class RunFolder:
             if not was_there:
                 with suppress(OSError):  # not empty: the run has begun
                     self.path.rmdir()
-
-    def check_writable(self) -> None:
-        """Create the folder; raise UserError if that, or writing into it, fails."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / f".write-test-{os.getpid()}"
-            probe.touch()
-            probe.unlink()
-        except OSError as error:
-            raise UserError(
-                f"training.output_dir={self.path} cannot be written ({error.strerror}); choose another folder"
-            ) from error
 
     def write(self, status: str, **facts) -> None:
         """Write recipe.yaml, and run.json with the identity, the status and `facts`."""
