@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
+from ..recipes.beside_others import check_beside
 from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
-from ..recipes.idle_settings import check_idle
 from ..recipes.introspection import family_names, family_row
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
@@ -155,7 +155,7 @@ class Objective:
             check_examples(self)
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         why = f"has no effect with {self.setting}, which does not learn to continue a text; remove it"
-        check_idle("evaluation", self.recipe.evaluation, [("sample_prompts", not self.continues_prompts, why)])
+        check_beside("evaluation", self.recipe.evaluation, [("sample_prompts", not self.continues_prompts, why)])
         if self.recipe.teacher is not None:
             teaching_of(self, self.Reads(self)).check()
 
@@ -196,7 +196,7 @@ def refuse_idle(objective: Objective, names: Sequence[str], because: str, belong
     because: the setting and value with which they have no effect; belongs_to: the one with which they have.
     """
     why = f"has no effect with {because}; it belongs to {belongs_to}"
-    check_idle(objective.section, objective.settings, [(f"{name}=", True, why) for name in names])
+    check_beside(objective.section, objective.settings, [(f"{name}=", True, why) for name in names])
 
 
 # Data settings that only plain text has: (name, default).
@@ -212,4 +212,4 @@ def check_examples(objective: Objective) -> None:
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {noun} by data.files or data.dataset")
     why = f"has no effect with {learner}; the {objective.section} section names the columns"
-    check_idle("data", data, [("text_field", not reads_text, why), ("document", not reads_text, why)])
+    check_beside("data", data, [("text_field", not reads_text, why), ("document", not reads_text, why)])

@@ -8,7 +8,7 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.idle_settings import check_idle
+from ..recipes.beside_others import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted
@@ -85,7 +85,7 @@ class MaskedImage(ImageObjective):
     def check(self) -> None:
         super().check()
         rows = [("label_smoothing_factor", True, "has no effect on pixels; remove it")]
-        check_idle("training", self.recipe.training, rows)
+        check_beside("training", self.recipe.training, rows)
 
 
 def hidden_patches(ratio: float, patches: int) -> int:

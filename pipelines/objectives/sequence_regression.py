@@ -10,7 +10,7 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.idle_settings import check_idle
+from ..recipes.beside_others import check_beside
 from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
@@ -132,4 +132,4 @@ class SequenceRegression(LabelledTextTask):
 def refuse_smoothing(objective: LabelledTextTask) -> None:
     """Raise UserError for label smoothing of numbers."""
     rows = [("label_smoothing_factor", True, "has no effect on numbers; remove it")]
-    check_idle("training", objective.recipe.training, rows)
+    check_beside("training", objective.recipe.training, rows)

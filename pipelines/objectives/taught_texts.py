@@ -14,7 +14,7 @@ from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import TEACHERS
-from ..recipes.idle_settings import check_idle
+from ..recipes.beside_others import check_beside
 from ..storage.cache import sha
 from ..words import counted
 from .data import Data
@@ -171,7 +171,7 @@ class TaughtVectors(TaughtTexts):
         super().check()
         if self.objective.settings.loss == "in_batch_negatives":
             raise UserError("task.loss=in_batch_negatives does not go with a teacher of vectors; set task.loss=cosine")
-        check_idle("teacher", self.section, [("temperature", True, "has no effect on vectors; leave it out")])
+        check_beside("teacher", self.section, [("temperature", True, "has no effect on vectors; leave it out")])
 
     @property
     def _width(self) -> int:

@@ -14,7 +14,7 @@ from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, TEACHERS
-from ..recipes.idle_settings import check_idle
+from ..recipes.beside_others import check_beside
 from ..recipes.schema import TeacherSection
 from ..recipes.special_tokens import MASK
 from ..storage.cache import sha
@@ -53,13 +53,13 @@ class Teaching:
         if self.recipe.model.fields.get("num_nextn_predict_layers"):
             raise UserError("model.num_nextn_predict_layers does not go with a teacher; set it to 0")
         why = f"has no effect with {setting}, which reads data.files; leave it out"
-        check_idle("teacher", section, [("files", not self.files_setting, why)])
+        check_beside("teacher", section, [("files", not self.files_setting, why)])
         self._check_stored()
 
     def _check_stored(self) -> None:
         """Raise UserError for settings of stored tokens if none are stored."""
         why = f"has no effect with {self.objective.setting}; leave it out"
-        check_idle("teacher", self.section, [("stored=", True, why), ("top_k=", True, why)])
+        check_beside("teacher", self.section, [("stored=", True, why), ("top_k=", True, why)])
 
     @cached_property
     def teacher(self) -> "Teacher":
@@ -95,7 +95,7 @@ class TaughtTokens(Teaching):
             super()._check_stored()
         else:
             why = "has no effect without teacher.stored=true; set it, too"
-            check_idle("teacher", section, [("top_k=", not section.stored, why)])
+            check_beside("teacher", section, [("top_k=", not section.stored, why)])
         if not section.stored and "zero3" in str(self.recipe.training.extra.get("deepspeed")):
             raise UserError(
                 "training.deepspeed=zero3 would split a teacher that answers in each step; take zero2 or fsdp"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..recipes.idle_settings import check_idle
+from ..recipes.beside_others import check_beside
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
@@ -78,16 +78,16 @@ def check_tokenizer(objective: "Objective") -> None:
         why = f"has no effect with {objective.setting}; images have no text"
         names = [name for name in vars(section) if name != "name_or_path"]
         is_other = section.name_or_path != recipe.model.name_or_path
-        check_idle("tokenizer", section, [*((name, True, why) for name in names), ("name_or_path", is_other, why)])
+        check_beside("tokenizer", section, [*((name, True, why) for name in names), ("name_or_path", is_other, why)])
         return
     if section.name_or_path is not None:
         why = "has no effect with tokenizer.name_or_path; a pretrained tokenizer has its own"
-        check_idle("tokenizer", section, [("framing=", True, why), ("sentinels=", True, why)])
+        check_beside("tokenizer", section, [("framing=", True, why), ("sentinels=", True, why)])
         return
     for name, types in WITHOUT_EFFECT.items():
         default = show(getattr(TokenizerSection(), name))
         why = f"has no effect with tokenizer.type={section.type}; set it to {default}"
-        check_idle("tokenizer", section, [(f"{name}=", section.type in types, why)])
+        check_beside("tokenizer", section, [(f"{name}=", section.type in types, why)])
     _check_framing(objective)
     if recipe.model.name_or_path is not None:
         raise UserError(

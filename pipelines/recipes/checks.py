@@ -15,8 +15,8 @@ from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
 from .base_width import check_transfer
+from .beside_others import check_beside
 from .data_section import DERIVED_FROM_TEXT, check_clean, check_sections, reads_text, sections_of
-from .idle_settings import check_idle
 from .introspection import bounds_of
 from .optimizer_rows import ROWS, optimizer_of
 from .parallelism import check_parallelism
@@ -188,7 +188,7 @@ def _check_parts(objective, data: DataSection) -> None:
         )
     has_test = bool(data.test_files or data.test_split)
     why = "has no effect with test data of its own; keep one of them"
-    check_idle("data", data, [("test_fraction", has_test, why)])
+    check_beside("data", data, [("test_fraction", has_test, why)])
     held = 0 if data.validation_files or data.validation_split else data.share_held_back
     if held + (data.test_fraction or 0) >= 1:
         raise UserError(
@@ -268,7 +268,7 @@ def _check_training(recipe: Recipe) -> None:
         ),
         ("ema_warmup", training.ema_decay is None, "has no effect without training.ema_decay, such as 0.999; set both"),
     ]
-    check_idle("training", training, rows)
+    check_beside("training", training, rows)
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 
@@ -337,20 +337,21 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
                 f"evaluation.best_metric={section.best_metric!r} is not measured during training"
                 f"{did_you_mean(section.best_metric, known)}"
             )
-        if section.every_steps is None:
-            raise UserError("evaluation.best_metric needs evaluation.every_steps, the steps between two validations")
-        if section.average_checkpoints is not None:
-            raise UserError("evaluation.best_metric and evaluation.average_checkpoints exclude each other; keep one")
     schedule = recipe.training.lr_scheduler_type
     if schedule in FOLLOWS_VALIDATIONS and section.best_metric is None:
         raise UserError(
             f"training.lr_scheduler_type={schedule} follows a metric of the validations; set evaluation.best_metric, "
             f"such as loss, and evaluation.every_steps"
         )
-    if section.patience is not None and section.best_metric is None:
-        raise UserError("evaluation.patience needs evaluation.best_metric, such as loss, which has to improve")
-    if section.average_checkpoints is not None and recipe.training.ema_decay is not None:
-        raise UserError("training.ema_decay and evaluation.average_checkpoints are two averages; keep one")
+    validates, averages = section.every_steps is not None, section.average_checkpoints is not None
+    rows = [
+        ("best_metric", not validates, "needs evaluation.every_steps, the steps between two validations"),
+        ("best_metric", averages, "and evaluation.average_checkpoints exclude each other; keep one"),
+        ("patience", section.best_metric is None, "needs evaluation.best_metric, such as loss, which has to improve"),
+    ]
+    check_beside("evaluation", section, rows)
+    why = "and evaluation.average_checkpoints are two averages; keep one"
+    check_beside("training", recipe.training, [("ema_decay", averages, why)])
     if (section.average_checkpoints or 0) > recipe.training.save_total_limit:
         raise UserError(
             f"evaluation.average_checkpoints={section.average_checkpoints} needs so many checkpoints; set "

@@ -7,6 +7,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, 
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, WHOLE_MODEL, WHOLE_ROWS, objective_of
+from .beside_others import check_beside
 from .data_section import sections_of
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
@@ -90,10 +91,8 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         if getattr(settings, name) > 1 and beside:
             raise UserError(f"{words}: {name} is not wired beside {beside[0]}; set one of them to 1")
     gathers = engine_of(settings) == MESH and settings.dp_shard * settings.dp_replicate > 1
-    why = "=true goes with dp_shard or dp_replicate under --launch mesh"
-    for name in OF_GATHERS:
-        if getattr(settings, name) and not gathers:
-            raise UserError(f"{FIELD}.{name}{why}")
+    why = "goes with dp_shard or dp_replicate under --launch mesh"
+    check_beside(FIELD, settings, [(f"{name}=", not gathers, why) for name in OF_GATHERS])
     rows = training.per_device_train_batch_size
     if settings.pp > 1 and rows < settings.pp:
         raise UserError(f"training.per_device_train_batch_size={rows} is less than the stages of {words}; raise it")
@@ -122,8 +121,6 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         raise UserError(f"{words} and training.deepspeed={show(deepspeed)} exclude each other; set one of them to null")
     if fsdp and kind != RING:
         raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
-    if training.ema_decay is not None:
-        raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
         raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
@@ -131,11 +128,17 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    if training.torch_compile and kind == MESH:
-        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
+    shares_rows = settings.sp * settings.cp > 1
+    rows = [
+        ("ema_decay=", True, f"needs whole weights, and {words} shares them"),
+        ("torch_compile=", kind == MESH, f"is not wired beside {words}; set it to false"),
+        ("audit_samples=", shares_rows, f"is not wired beside {words}, whose rows lose their numbers"),
+        ("label_smoothing_factor=", shares_rows, f"is not wired beside {words}; leave it out"),
+    ]
+    check_beside("training", training, rows)
     if settings.pp > 1:
         _check_pipeline(words, recipe)
-    if settings.sp * settings.cp > 1:
+    if shares_rows:
         _check_shared_rows(settings, words, recipe)
 
 
@@ -146,11 +149,6 @@ def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe
     length = recipe.learned.sequence_length
     if length % parts:
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
-    if recipe.training.audit_samples:
-        raise UserError(f"training.audit_samples=true is not wired beside {words}, whose rows lose their numbers")
-    smoothing = recipe.training.extra.get("label_smoothing_factor")
-    if smoothing:
-        raise UserError(f"training.label_smoothing_factor={smoothing} is not wired beside {words}; leave it out")
     attention = recipe.model.attn_implementation
     if attention not in ("auto", "sdpa"):
         raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")

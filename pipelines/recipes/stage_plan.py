@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
+from .beside_others import check_beside
 from .data_section import sections_of
-from .idle_settings import check_idle
 from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
@@ -131,8 +131,7 @@ def _check_around(recipe: Recipe) -> None:
             raise UserError(f"stages.{number}.{LENGTH}={section.sequence_length}: {objective.setting} has no {LENGTH}")
     if any(data.streaming for data in sections_of(objective)):
         raise UserError("stages do not go with data.streaming=true, whose rows are of one order and length; store them")
-    if training.restarts:
-        raise UserError(f"training.restarts={show(training.restarts)} does not go with stages; set their warmup_steps")
+    check_beside("training", training, [("restarts=", True, "does not go with stages; set their warmup_steps")])
     for setting, value in (
         ("training.save_steps", training.save_steps),
         ("evaluation.every_steps", recipe.evaluation.every_steps),
@@ -152,7 +151,7 @@ def _check_rates(recipe: Recipe) -> None:
     if not any(named):
         for number, section in enumerate(recipe.stages):
             why = f"has no effect without stages.{number}.learning_rate"
-            check_idle(f"stages.{number}", section, [(name, True, why) for name in OF_RATE])
+            check_beside(f"stages.{number}", section, [(name, True, why) for name in OF_RATE])
         return
     if not all(named):
         number = named.index(False)
@@ -173,7 +172,7 @@ def _check_rates(recipe: Recipe) -> None:
                 f"or stages.{stage.number - 1}.min_lr_rate"
             )
         why = f"has no effect with {where}.learning_rate=constant; remove it"
-        check_idle(where, section, [("min_lr_rate", section.learning_rate == "constant", why)])
+        check_beside(where, section, [("min_lr_rate", section.learning_rate == "constant", why)])
         if section.learning_rate != "constant" and section.min_lr_rate > rates.peak:
             raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {rates.peak:g}, where it begins")
 
@@ -218,11 +217,9 @@ def _check_mixture(data: DataSection, section: StageSection, where: str) -> None
 
 
 def _check_batch(training: TrainingSection, section: StageSection, where: str) -> None:
-    rows = section.per_device_train_batch_size
-    if rows is not None and section.global_batch_size is None and training.global_batch_size is None:
-        raise UserError(
-            f"{where}.per_device_train_batch_size leaves open how many rows a step has; set global_batch_size"
-        )
+    is_open = section.global_batch_size is None and training.global_batch_size is None
+    why = "leaves open how many rows a step has; set global_batch_size"
+    check_beside(where, section, [("per_device_train_batch_size", is_open, why)])
     if section.weight_decay and not training.weight_decay:
         raise UserError(f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0")
 
