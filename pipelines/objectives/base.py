@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
-from ..recipes.beside_others import check_beside
 from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
-from ..recipes.introspection import family_names, family_row
+from ..recipes.introspection import check_beside, family_names, family_row
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
 from .answers import Answers

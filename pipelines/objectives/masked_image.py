@@ -8,7 +8,7 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.beside_others import check_beside
+from ..recipes.introspection import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted

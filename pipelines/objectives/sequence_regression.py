@@ -10,7 +10,7 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.beside_others import check_beside
+from ..recipes.introspection import check_beside
 from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start

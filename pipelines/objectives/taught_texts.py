@@ -14,7 +14,7 @@ from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import TEACHERS
-from ..recipes.beside_others import check_beside
+from ..recipes.introspection import check_beside
 from ..storage.cache import sha
 from ..words import counted
 from .data import Data

@@ -14,7 +14,7 @@ from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, TEACHERS
-from ..recipes.beside_others import check_beside
+from ..recipes.introspection import check_beside
 from ..recipes.schema import TeacherSection
 from ..recipes.special_tokens import MASK
 from ..storage.cache import sha

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..recipes.beside_others import check_beside
+from ..recipes.introspection import check_beside
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show

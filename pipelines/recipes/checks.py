@@ -14,16 +14,11 @@ from ..metrics import of_validations
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
-from .base_width import check_transfer
-from .beside_others import check_beside
 from .data_section import DERIVED_FROM_TEXT, check_clean, check_sections, reads_text, sections_of
-from .introspection import bounds_of
+from .introspection import bounds_of, check_beside
 from .optimizer_rows import ROWS, optimizer_of
-from .parallelism import check_parallelism
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
-from .stage_plan import check_stages
 from .types import convert, show, within_bounds
-from .usual_rates import in_steps
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
 # Schedules that lower the learning rate when validations stop improving.
@@ -116,15 +111,18 @@ def check_recipe(recipe: Recipe) -> None:
     """
     objective = objective_of(recipe)
     _check_training(recipe)
-    if recipe.training.parallelism is not None:
-        check_parallelism(recipe, config_namespace(recipe))
+    _check_parallelism(recipe)
     if recipe.training.transfer is not None:
+        from .base_width import check_transfer
+
         check_transfer(recipe, config_namespace(recipe))
     check_sections(objective)
     _check_derived(objective)
     if any(data.streaming for data in sections_of(objective)):
         if recipe.training.max_steps < 1:
             raise UserError("data.streaming=true needs training.max_steps, because a stream has no known length")
+        from .usual_rates import in_steps
+
         in_steps(recipe, None)
     _check_family(objective)
     objective.check_tokenizer()
@@ -134,6 +132,8 @@ def check_recipe(recipe: Recipe) -> None:
     _check_evaluation(recipe, objective)
     objective.check()
     if recipe.stages:
+        from .stage_plan import check_stages
+
         check_stages(recipe, _check_stage)
 
 
@@ -154,7 +154,13 @@ def _check_stage(recipe: Recipe) -> None:
     objective = objective_of(recipe)
     _check_positions(recipe, objective)
     objective.check()
+    _check_parallelism(recipe)
+
+
+def _check_parallelism(recipe: Recipe) -> None:
     if recipe.training.parallelism is not None:
+        from .parallelism import check_parallelism
+
         check_parallelism(recipe, config_namespace(recipe))
 
 

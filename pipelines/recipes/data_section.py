@@ -7,8 +7,7 @@ from typing import Literal
 
 from ..errors import UnknownName, UserError, did_you_mean
 from ..plugins import SOURCES
-from .beside_others import check_beside
-from .introspection import doc, show
+from .introspection import check_beside, doc, show
 
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
 BUFFERS_STREAMS = "is of data.streaming=true; stored data are shuffled as a whole, so remove it"

@@ -14,8 +14,8 @@ from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_P
 
 from ..plugins import OBJECTIVES
 from . import introspection
-from .beside_others import default_of
 from .compose import names_of
+from .introspection import default_of
 from .schema import DEFAULT_NAMES, LEARNED, parts_of_recipe
 from .types import bounds_words, type_words
 

@@ -1,4 +1,4 @@
-"""Fields of settings: `doc` declares those of our sections; the rest is read from Python sources.
+"""Fields of settings: `doc` declares those of our sections, `check_beside` checks them; others are read from sources.
 
 `modeling/configuration*.py` and transformers' TrainingArguments are the only places that say which fields exist, but
 importing either costs seconds; parsing them costs milliseconds.
@@ -6,7 +6,8 @@ importing either costs seconds; parsing them costs milliseconds.
 
 import ast
 import importlib.util
-from dataclasses import FrozenInstanceError, dataclass, field
+from collections.abc import Iterable
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any, Literal, Union
 from anyformer.modeling.families import FAMILIES, Family
 from anyformer.modeling.traits import own_fields
 
+from ..errors import UserError
 from .secrets import without_signatures
 
 OURS = "anyformer_"  # the prefix of a family's model_type
@@ -49,6 +51,29 @@ def doc(help: str, default: Any = None, **kwargs) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
     return field(default=default, metadata=metadata, **kwargs)
+
+
+def check_beside(path: str, section: Any, rows: Iterable[tuple[str, Any, str]]) -> None:
+    """Raise UserError for the first setting that is set where it must not be; at its default it is not set.
+
+    Args:
+        path: dotted name of the section.
+        rows: the table: a setting, whether it must not be set, and what follows its name in the error. A setting that
+            ends in "=" is shown with its value.
+    """
+    defaults = {row.name: default_of(row) for row in fields(section)}
+    for setting, is_refused, sentence in rows:
+        name = setting.removesuffix("=")
+        value = getattr(section, name) if name in defaults else section.extra.get(name)
+        is_set = value != defaults[name] if name in defaults else bool(value)
+        if is_refused and is_set:
+            shown = show(value) if setting.endswith("=") else ""
+            raise UserError(f"{path}.{setting}{shown} {sentence}")
+
+
+def default_of(field) -> Any:
+    """Return a dataclass field's default, a new object if it has a default factory."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 @dataclass(frozen=True)

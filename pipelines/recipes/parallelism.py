@@ -7,8 +7,8 @@ from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, 
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, WHOLE_MODEL, WHOLE_ROWS, objective_of
-from .beside_others import check_beside
 from .data_section import sections_of
+from .introspection import check_beside
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show

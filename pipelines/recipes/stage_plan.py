@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
-from .beside_others import check_beside
 from .data_section import sections_of
+from .introspection import check_beside
 from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
