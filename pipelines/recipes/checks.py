@@ -404,7 +404,7 @@ def check_model(recipe: Recipe) -> None:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
         raise UnknownName(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
-    # Not in the legality table, which also checks models saved by earlier versions: those must still load.
+    # Not in the legality table, which also checks models that are loaded: what nothing reads is no harm there.
     for kind, parameters in rope_parameters_of(config).items():
         check_rope_keys(parameters, f"model.rope_parameters{'.' if kind else ''}{kind}")
     for name in ("attention_pattern", "mlp_pattern"):
