@@ -8,6 +8,7 @@ plugins.py: the registries, in which its name finds the Objective.
 objectives/base.py: the row of an objective: all that is known before any data.
 training/run.py: the run, from its start to the finished folder.
 training/session.py: what is made once: engine, data, trainer.
+training/checkpoints/resume.py: whether a run that stands in the folder may go on.
 objectives/prepare.py: from the recipe to Data: sources, tokenizer, rows.
 objectives/reads.py: the part that reads; text.py and causal.py beside it are one in full.
 data/reader.py: the reader of people's rows, in files and on the Hub.

@@ -211,7 +211,7 @@ def settings_page() -> str:
 
 def fields_page(family: str) -> str:
     """What `anyformer list fields FAMILY` prints, and what the config's docstrings say of it."""
-    from anyformer.pipelines.recipes.family_help import describe_family
+    from anyformer.pipelines.recipes.field_docs import describe_family
     from anyformer.pipelines.recipes.introspection import family_texts
 
     texts = [text.partition("\n\nRaises:")[0] for text in family_texts(family)]

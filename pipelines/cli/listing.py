@@ -16,8 +16,7 @@ from ..errors import UserError, did_you_mean
 from ..plugins import METRICS, OBJECTIVES, SOURCES
 from ..recipes import introspection
 from ..recipes.compose import load_preset, names_of
-from ..recipes.family_help import describe_family
-from ..recipes.field_docs import describe_objective
+from ..recipes.field_docs import describe_family, describe_objective
 from ..recipes.recipe_files import shipped, shipped_yaml
 from ..reporting.console import wide_console
 from ..words import aligned, counted, short_number

@@ -87,7 +87,7 @@ def run(args) -> int:
     if args.launch is not None and not args.print_recipe:  # each process handles the other options itself
         return _launch(args, recipe)
     if args.extend:
-        from ..training.checkpoints.extend_run import extend
+        from ..training.checkpoints.resume import extend
 
         if args.seeds is not None:
             raise UserError("--extend is of one run; name its folder by training.output_dir, without --seeds")

@@ -15,13 +15,13 @@ from ..accounting.step_memory import planned_config
 from ..data.rows import steps_of_epoch
 from ..errors import UserError
 from ..plugins import objective_of
-from ..recipes.differences import resume_difference
 from ..recipes.schema import Recipe
 from ..recipes.usual_rates import settled
 from ..reporting.plots import can_plot, plot_scaling
 from ..reporting.run_log import read_run
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
+from ..training.checkpoints.resume import resume_difference
 from ..training.run import train
 from ..words import counted
 from .ladder import Rung

@@ -9,17 +9,16 @@ command.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
 from ..recipes.data_section import DERIVED_FROM_TEXT, reads_text
-from ..recipes.introspection import family_names, family_row
+from ..recipes.introspection import check_beside, family_names, family_row
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, Recipe, doc
-from ..recipes.types import default_of, show
 from .answers import Answers
 from .data import ModelFacts
 from .learns import Learns
@@ -150,11 +149,8 @@ class Objective:
         if not reads_text(self):
             check_examples(self)
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
-        if self.recipe.evaluation.sample_prompts and not self.continues_prompts:
-            raise UserError(
-                f"evaluation.sample_prompts has no effect with {self.setting}, which does not learn to continue a "
-                f"text; remove it"
-            )
+        why = f"has no effect with {self.setting}, which does not learn to continue a text; remove it"
+        check_beside("evaluation", self.recipe.evaluation, [("sample_prompts", not self.continues_prompts, why)])
         if self.recipe.teacher is not None:
             teaching_of(self, self.Reads(self)).check()
 
@@ -192,21 +188,14 @@ def teaching_of(objective: Objective, reads: Reads) -> "Teaching":
 def refuse_idle(objective: Objective, names: Sequence[str], because: str, belongs_to: str) -> None:
     """Raise UserError for the first of the settings `names` that is set although it has no effect.
 
-    A setting counts as set if it differs from its default, because saved recipes spell out all defaults. because: the
-    setting and value with which they have no effect; belongs_to: the one with which they have.
+    because: the setting and value with which they have no effect; belongs_to: the one with which they have.
     """
-    section, settings = objective.section, objective.settings
-    for row in fields(settings):
-        value = getattr(settings, row.name)
-        if row.name in names and value != default_of(row):
-            raise UserError(
-                f"{section}.{row.name}={show(value)} has no effect with {because}; it belongs to {belongs_to}"
-            )
+    why = f"has no effect with {because}; it belongs to {belongs_to}"
+    check_beside(objective.section, objective.settings, [(f"{name}=", True, why) for name in names])
 
 
 # Data settings that only plain text has: (name, default).
 SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
-COLUMNS_OF_TEXT = (("text_field", "text"), ("document", "file"))
 
 
 def check_examples(objective: Objective) -> None:
@@ -217,7 +206,5 @@ def check_examples(objective: Objective) -> None:
     for name, default in () if reads_text else SOURCES_OF_TEXT:
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {noun} by data.files or data.dataset")
-    for name, default in () if reads_text else COLUMNS_OF_TEXT:
-        if getattr(data, name) != default:
-            where = f"the {objective.section} section names the columns"
-            raise UserError(f"data.{name} has no effect with {learner}; {where}")
+    why = f"has no effect with {learner}; the {objective.section} section names the columns"
+    check_beside("data", data, [("text_field", not reads_text, why), ("document", not reads_text, why)])

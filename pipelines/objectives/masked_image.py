@@ -8,6 +8,7 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted
@@ -83,8 +84,8 @@ class MaskedImage(ImageObjective):
 
     def check(self) -> None:
         super().check()
-        if self.recipe.training.extra.get("label_smoothing_factor"):
-            raise UserError("training.label_smoothing_factor has no effect on pixels; remove it")
+        rows = [("label_smoothing_factor", True, "has no effect on pixels; remove it")]
+        check_beside("training", self.recipe.training, rows)
 
 
 def hidden_patches(ratio: float, patches: int) -> int:

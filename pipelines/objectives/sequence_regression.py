@@ -10,6 +10,7 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
@@ -121,5 +122,5 @@ class SequenceRegression(LabelledTextTask):
 
 def refuse_smoothing(objective: LabelledTextTask) -> None:
     """Raise UserError for label smoothing of numbers."""
-    if objective.recipe.training.extra.get("label_smoothing_factor"):
-        raise UserError("training.label_smoothing_factor has no effect on numbers; remove it")
+    rows = [("label_smoothing_factor", True, "has no effect on numbers; remove it")]
+    check_beside("training", objective.recipe.training, rows)

@@ -15,8 +15,8 @@ from ..data.documents import Limits
 from ..errors import UserError
 from ..lazy import np
 from ..plugins import TEACHERS
+from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import read_yaml_file, recipe_beside
-from ..recipes.schema import TeacherSection
 from ..storage.cache import sha
 from ..words import counted
 from .answers import FinishedModel
@@ -223,8 +223,7 @@ class TaughtVectors(TaughtTexts):
         super().check()
         if self.objective.settings.loss == "in_batch_negatives":
             raise UserError("task.loss=in_batch_negatives does not go with a teacher of vectors; set task.loss=cosine")
-        if self.section.temperature != TeacherSection.temperature:
-            raise UserError("teacher.temperature has no effect on vectors; leave it out")
+        check_beside("teacher", self.section, [("temperature", True, "has no effect on vectors; leave it out")])
 
     @property
     def _width(self) -> int:

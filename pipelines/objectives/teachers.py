@@ -14,6 +14,7 @@ from anyformer.modeling.families import FAMILIES
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, TEACHERS
+from ..recipes.introspection import check_beside
 from ..recipes.schema import TeacherSection
 from ..recipes.special_tokens import MASK
 from ..storage.cache import sha
@@ -51,17 +52,14 @@ class Teaching:
             raise UserError("teacher.name_or_path is not set; name the folder of a finished run, or a repository")
         if self.recipe.model.fields.get("num_nextn_predict_layers"):
             raise UserError("model.num_nextn_predict_layers does not go with a teacher; set it to 0")
-        if section.files and not self.files_setting:
-            raise UserError(f"teacher.files has no effect with {setting}, which reads data.files; leave it out")
+        why = f"has no effect with {setting}, which reads data.files; leave it out"
+        check_beside("teacher", section, [("files", not self.files_setting, why)])
         self._check_stored()
 
     def _check_stored(self) -> None:
         """Raise UserError for settings of stored tokens if none are stored."""
-        for name in ("stored", "top_k"):
-            value = getattr(self.section, name)
-            if value != getattr(TeacherSection, name):
-                setting = self.objective.setting
-                raise UserError(f"teacher.{name}={str(value).lower()} has no effect with {setting}; leave it out")
+        why = f"has no effect with {self.objective.setting}; leave it out"
+        check_beside("teacher", self.section, [("stored=", True, why), ("top_k=", True, why)])
 
     @cached_property
     def teacher(self) -> "Teacher":
@@ -95,8 +93,9 @@ class TaughtTokens(Teaching):
         section = self.section
         if not self.objective.predicts_each_position:  # masked, whose tokens are hidden anew in each epoch
             super()._check_stored()
-        elif not section.stored and section.top_k != TeacherSection.top_k:
-            raise UserError(f"teacher.top_k={section.top_k} has no effect without teacher.stored=true; set it, too")
+        else:
+            why = "has no effect without teacher.stored=true; set it, too"
+            check_beside("teacher", section, [("top_k=", not section.stored, why)])
         if not section.stored and "zero3" in str(self.recipe.training.extra.get("deepspeed")):
             raise UserError(
                 "training.deepspeed=zero3 would split a teacher that answers in each step; take zero2 or fsdp"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
+from ..recipes.introspection import check_beside
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
@@ -69,26 +70,19 @@ def check_tokenizer(objective: "Objective") -> None:
     """Raise UserError for a tokenizer section that does not go with an objective."""
     recipe, section = objective.recipe, objective.recipe.tokenizer
     if objective.tokens is None:
-        for field, default in vars(TokenizerSection()).items():
-            value = getattr(section, field)
-            if value != default and not (field == "name_or_path" and value == recipe.model.name_or_path):
-                raise UserError(f"tokenizer.{field} has no effect with {objective.setting}; images have no text")
+        why = f"has no effect with {objective.setting}; images have no text"
+        names = [name for name in vars(section) if name != "name_or_path"]
+        is_other = section.name_or_path != recipe.model.name_or_path
+        check_beside("tokenizer", section, [*((name, True, why) for name in names), ("name_or_path", is_other, why)])
         return
     if section.name_or_path is not None:
-        for name in ("framing", "sentinels"):
-            if getattr(section, name) is not None:
-                raise UserError(
-                    f"tokenizer.{name}={show(getattr(section, name))} has no effect with tokenizer.name_or_path; "
-                    f"a pretrained tokenizer has its own"
-                )
+        why = "has no effect with tokenizer.name_or_path; a pretrained tokenizer has its own"
+        check_beside("tokenizer", section, [("framing=", True, why), ("sentinels=", True, why)])
         return
     for name, types in WITHOUT_EFFECT.items():
-        value, default = getattr(section, name), getattr(TokenizerSection(), name)
-        if section.type in types and value != default:
-            raise UserError(
-                f"tokenizer.{name}={show(value)} has no effect with tokenizer.type={section.type}; set it to "
-                f"{show(default)}"
-            )
+        default = show(getattr(TokenizerSection(), name))
+        why = f"has no effect with tokenizer.type={section.type}; set it to {default}"
+        check_beside("tokenizer", section, [(f"{name}=", section.type in types, why)])
     _check_framing(objective)
     if recipe.model.name_or_path is not None:
         raise UserError(

@@ -25,11 +25,12 @@ def in_width(fields: dict[str, Any], width: int, setting: str, wanted_by: str = 
     Heads keep their size, so that a narrower model has fewer; other numbers of channels are scaled with the width.
     setting: the setting that gives the width. Raises UserError for a width that is no whole number of heads.
     """
-    head, old_width = head_size(fields, wanted_by), fields["hidden_size"]
+    head = head_size(fields, wanted_by)
     if width % head or width < head:
         raise UserError(f"{setting}: {width} is no multiple of {head}, the size of a head of this recipe")
     sizes = {"hidden_size": width, "num_attention_heads": width // head}
-    heads, groups = fields["num_attention_heads"], fields.get("num_key_value_heads")
+    heads = fields["num_attention_heads"]
+    groups = fields.get("num_key_value_heads")
     if groups is not None:
         heads_per_group = heads // groups
         sizes["num_key_value_heads"] = max(1, width // head // heads_per_group)
@@ -40,21 +41,24 @@ def in_width(fields: dict[str, Any], width: int, setting: str, wanted_by: str = 
             )
     for name in CHANNELS:
         if fields.get(name) is not None:
-            sizes[name] = max(8, round(fields[name] * width / old_width / 8) * 8)
+            sizes[name] = max(8, round(fields[name] * width / fields["hidden_size"] / 8) * 8)
     return sizes
 
 
 def base_fields(recipe: Recipe) -> dict[str, Any]:
     """The model's fields in the sizes of training.transfer.base. Raises UserError for an impossible base."""
-    base, fields = recipe.training.transfer.base, recipe.model.fields
+    base = recipe.training.transfer.base
+    fields = recipe.model.fields
     for name in base:
         if name not in SIZES:
             raise UserError(f"{FIELD}.{name} is no size of a model{did_you_mean(name, SIZES)}")
     if not {"hidden_size", "num_hidden_layers"} & base.keys():
         raise UserError(f"{FIELD}={show(base)} says no size; set hidden_size, num_hidden_layers or both")
-    if wrong := next((name for name, value in base.items() if value < 1), None):
-        raise UserError(f"{FIELD}.{wrong}={base[wrong]} must be at least 1")
-    width, wanted_by = base.get("hidden_size"), f"{FIELD}.hidden_size is compared with it"
+    for name, value in base.items():
+        if value < 1:
+            raise UserError(f"{FIELD}.{name}={value} must be at least 1")
+    width = base.get("hidden_size")
+    wanted_by = f"{FIELD}.hidden_size is compared with it"
     narrow = {} if width is None else in_width(fields, width, f"{FIELD}.hidden_size", wanted_by)
     resized = fields | narrow | base
     if width is not None and head_size(resized, wanted_by) != head_size(fields, wanted_by):
@@ -72,7 +76,8 @@ def multipliers(config, base) -> dict[str, float]:
     states by the growth of the depth (Dey et al. 2025, CompleteP, alpha = 1).
     """
     width, base_width = (getattr(c, "embedding_size", None) or c.hidden_size for c in (config, base))
-    fields, depth = {}, base.num_hidden_layers / config.num_hidden_layers
+    depth = base.num_hidden_layers / config.num_hidden_layers
+    fields = {}
     if width != base_width and hasattr(config, "logit_multiplier"):
         fields["logit_multiplier"] = config.logit_multiplier * base_width / width
     if depth != 1:

@@ -76,7 +76,8 @@ def with_fields(config, fields: dict[str, Any], name: str):
         setattr(config, field, value)
     if not positions:
         return config
-    field, old = next(iter(positions)), getattr(config, "rope_parameters", None)
+    field = next(iter(positions))
+    old = getattr(config, "rope_parameters", None)
     if not old or getattr(config, "position_encoding", "rotary") != "rotary":
         raise UserError(f"model.{field}: {name} has no rotary positions, which alone can be stretched")
     if "rope_parameters" in positions:

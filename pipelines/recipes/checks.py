@@ -14,17 +14,13 @@ from ..metrics import of_validations
 from ..plugins import OPTIMIZERS, SCHEDULES, objective_of
 from ..positions import check_context, check_rows
 from . import introspection
-from .data_section import DERIVED_FROM_TEXT, check_sections, reads_text, sections_of
-from .introspection import bounds_of
+from .data_section import DERIVED_FROM_TEXT, check_clean, check_sections, reads_text, sections_of
+from .introspection import bounds_of, check_beside
 from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
 from .types import convert, show, within_bounds
 
 TRACKERS = ("wandb", "trackio", "tensorboard")
-OWN_SCHEDULES = ("wsd",)
-# Schedules that read no training.lr_scheduler_kwargs; earlier versions took some.
-UNSHAPED = ("constant", "constant_with_warmup")
-
 # Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
 
@@ -115,10 +111,7 @@ def check_recipe(recipe: Recipe) -> None:
     """
     objective = objective_of(recipe)
     _check_training(recipe)
-    if recipe.training.parallelism is not None:
-        from .parallelism import check_parallelism
-
-        check_parallelism(recipe, config_namespace(recipe))
+    _check_parallelism(recipe)
     if recipe.training.transfer is not None:
         from .base_width import check_transfer
 
@@ -161,6 +154,10 @@ def _check_stage(recipe: Recipe) -> None:
     objective = objective_of(recipe)
     _check_positions(recipe, objective)
     objective.check()
+    _check_parallelism(recipe)
+
+
+def _check_parallelism(recipe: Recipe) -> None:
     if recipe.training.parallelism is not None:
         from .parallelism import check_parallelism
 
@@ -177,8 +174,6 @@ def _check_derived(objective) -> None:
             )
         _check_parts(objective, data)
         if data.clean is not None:
-            from .data_section import check_clean
-
             check_clean(objective, data)
         if data.derive is not None and objective.section != "task":
             raise UserError(
@@ -197,10 +192,10 @@ def _check_parts(objective, data: DataSection) -> None:
             f"data.{names[0]}={show(getattr(data, names[0]))} divides labelled examples or images, and "
             f"{objective.setting} reads plain text here; remove it"
         )
-    if data.test_fraction is not None and (data.test_files or data.test_split):
-        raise UserError("data.test_fraction has no effect with test data of its own; keep one of them")
-    has_own = bool(data.validation_files or data.validation_split)
-    held = 0 if has_own else data.share_held_back
+    has_test = bool(data.test_files or data.test_split)
+    why = "has no effect with test data of its own; keep one of them"
+    check_beside("data", data, [("test_fraction", has_test, why)])
+    held = 0 if data.validation_files or data.validation_split else data.share_held_back
     if held + (data.test_fraction or 0) >= 1:
         raise UserError(
             f"data.validation_fraction={held} and data.test_fraction={data.test_fraction} leave nothing for training"
@@ -213,13 +208,14 @@ def _check_parts(objective, data: DataSection) -> None:
 
 def _check_heads(recipe: Recipe, objective) -> None:
     """Raise UserError for parts of a model that nothing in the run would train."""
-    fields, smoothing = recipe.model.fields, recipe.training.extra.get("label_smoothing_factor")
+    fields = recipe.model.fields
     if fields.get("add_cross_attention"):
         raise UserError(
             "model.add_cross_attention=true attends to an encoder, which a recipe does not give; family seq2seq has "
             "both, and docs/composites.md joins two models"
         )
     modules = fields.get("num_nextn_predict_layers")
+    smoothing = recipe.training.extra.get("label_smoothing_factor")
     if modules and objective.auto_class != "AutoModelForCausalLM":
         raise UserError(f"model.num_nextn_predict_layers={modules} predicts next tokens, unlike {objective.setting}")
     if modules and smoothing:
@@ -237,7 +233,7 @@ def _check_training(recipe: Recipe) -> None:
         raise UserError(f"training.max_steps={training.max_steps} must be at least 1, or -1 for num_train_epochs")
     for field, known, added in (
         ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
-        ("lr_scheduler_type", {*OWN_SCHEDULES, *introspection.schedule_names()}, SCHEDULES),
+        ("lr_scheduler_type", {"wsd", *introspection.schedule_names()}, SCHEDULES),
     ):
         name = getattr(training, field)
         if name not in known and name not in added:
@@ -250,29 +246,35 @@ def _check_training(recipe: Recipe) -> None:
     if training.restarts != sorted({step for step in training.restarts if step > 0}):
         raise UserError(f"training.restarts={show(training.restarts)} must be steps above 0 that rise")
     for name in SCHEDULE_BOUNDS.keys() & training.lr_scheduler_kwargs.keys():
-        where, value = f"training.lr_scheduler_kwargs.{name}", training.lr_scheduler_kwargs[name]
+        where = f"training.lr_scheduler_kwargs.{name}"
+        value = training.lr_scheduler_kwargs[name]
         within_bounds(convert(value, float | None, where), SCHEDULE_BOUNDS[name], where)
         if name in ("min_lr", "lr_end") and (value or 0) > training.learning_rate:
             raise UserError(f"{where}={show(value)} is above training.learning_rate={training.learning_rate}")
     if training.max_steps > 0:
         check_schedule(training, training.max_steps)
-    if training.lr_scheduler_kwargs and training.lr_scheduler_type in UNSHAPED:
-        raise UserError(
-            f"training.lr_scheduler_kwargs={show(training.lr_scheduler_kwargs)} has no effect with "
-            f"training.lr_scheduler_type={training.lr_scheduler_type}; remove it"
-        )
-    for name, other in READ_WITH.items():
-        if training.extra.get(name) and not (getattr(training, other, None) or training.extra.get(other)):
-            raise UserError(f"training.{name} has no effect without training.{other}; set both")
-    if training.extra.get("optim_args") and not optimizer_of(training.optim).reads_arguments:
-        raise UserError(f"training.optim_args has no effect with training.optim={training.optim}; remove it")
-    for name, does in (("lora", "adapts"), ("freeze", "keeps")):
-        if getattr(training, name) not in (None, []) and recipe.model.name_or_path is None:
-            raise UserError(f"training.{name} {does} weights, and this model's are fresh; set model.name_or_path")
-    if training.freeze and training.lora is not None:
-        raise UserError("training.freeze has no effect with training.lora, which freezes the checkpoint; keep one")
-    if training.ema_decay is None and not training.ema_warmup:
-        raise UserError("training.ema_warmup has no effect without training.ema_decay, such as 0.999; set both")
+    optim, schedule = training.optim, training.lr_scheduler_type
+    is_fresh = recipe.model.name_or_path is None
+    is_unshaped = schedule in ("constant", "constant_with_warmup")
+    reads_no_arguments = not optimizer_of(optim).reads_arguments
+    is_without = {name: not getattr(training, name, training.extra.get(name)) for name in READ_WITH.values()}
+    rows = [
+        ("lr_scheduler_kwargs=", is_unshaped, f"has no effect with training.lr_scheduler_type={schedule}; remove it"),
+        *(
+            (name, is_without[other], f"has no effect without training.{other}; set both")
+            for name, other in READ_WITH.items()
+        ),
+        ("optim_args", reads_no_arguments, f"has no effect with training.optim={optim}; remove it"),
+        ("lora", is_fresh, "adapts weights, and this model's are fresh; set model.name_or_path"),
+        ("freeze", is_fresh, "keeps weights, and this model's are fresh; set model.name_or_path"),
+        (
+            "freeze",
+            training.lora is not None,
+            "has no effect with training.lora, which freezes the checkpoint; keep one",
+        ),
+        ("ema_warmup", training.ema_decay is None, "has no effect without training.ema_decay, such as 0.999; set both"),
+    ]
+    check_beside("training", training, rows)
     if training.bf16 is True and training.extra.get("fp16"):
         raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 
@@ -341,20 +343,21 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
                 f"evaluation.best_metric={section.best_metric!r} is not measured during training"
                 f"{did_you_mean(section.best_metric, known)}"
             )
-        if section.every_steps is None:
-            raise UserError("evaluation.best_metric needs evaluation.every_steps, the steps between two validations")
-        if section.average_checkpoints is not None:
-            raise UserError("evaluation.best_metric and evaluation.average_checkpoints exclude each other; keep one")
     schedule = recipe.training.lr_scheduler_type
     if schedule in FOLLOWS_VALIDATIONS and section.best_metric is None:
         raise UserError(
             f"training.lr_scheduler_type={schedule} follows a metric of the validations; set evaluation.best_metric, "
             f"such as loss, and evaluation.every_steps"
         )
-    if section.patience is not None and section.best_metric is None:
-        raise UserError("evaluation.patience needs evaluation.best_metric, such as loss, which has to improve")
-    if section.average_checkpoints is not None and recipe.training.ema_decay is not None:
-        raise UserError("training.ema_decay and evaluation.average_checkpoints are two averages; keep one")
+    validates, averages = section.every_steps is not None, section.average_checkpoints is not None
+    rows = [
+        ("best_metric", not validates, "needs evaluation.every_steps, the steps between two validations"),
+        ("best_metric", averages, "and evaluation.average_checkpoints exclude each other; keep one"),
+        ("patience", section.best_metric is None, "needs evaluation.best_metric, such as loss, which has to improve"),
+    ]
+    check_beside("evaluation", section, rows)
+    why = "and evaluation.average_checkpoints are two averages; keep one"
+    check_beside("training", recipe.training, [("ema_decay", averages, why)])
     if (section.average_checkpoints or 0) > recipe.training.save_total_limit:
         raise UserError(
             f"evaluation.average_checkpoints={section.average_checkpoints} needs so many checkpoints; set "
@@ -401,11 +404,12 @@ def check_model(recipe: Recipe) -> None:
         names = "|".join(vars(config))
         sentence = re.sub(rf"(?<![\w.])({names})(?==|\.\w+=)", r"model.\1", str(error))
         raise UnknownName(with_nearest(sentence if sentence.startswith("model.") else f"model.{sentence}")) from None
-    # Not in the legality table, which also checks models saved by earlier versions: those must still load.
+    # Not in the legality table, which also checks models that are loaded: what nothing reads is no harm there.
     for kind, parameters in rope_parameters_of(config).items():
         check_rope_keys(parameters, f"model.rope_parameters{'.' if kind else ''}{kind}")
     for name in ("attention_pattern", "mlp_pattern"):
-        pattern, layers = getattr(config, name, None) or (), config.num_hidden_layers
+        pattern = getattr(config, name, None) or ()
+        layers = config.num_hidden_layers
         if len(pattern) > layers:
             raise UserError(f"model.{name} names {len(pattern)} layers, and there are model.num_hidden_layers={layers}")
     check_backends(recipe.model.attn_implementation, recipe.model.experts_implementation, config)
@@ -413,8 +417,9 @@ def check_model(recipe: Recipe) -> None:
 
 def check_rope_keys(value: dict, where: str) -> None:
     """Raise UserError for a setting of rotary positions that nothing reads. where: the mapping's dotted name."""
+    known = introspection.rope_keys()
     for key in value or ():
-        if key not in (known := introspection.rope_keys()):
+        if key not in known:
             raise UserError(f"{where}.{key}: no such setting{did_you_mean(str(key), known, where + '.')}")
 
 

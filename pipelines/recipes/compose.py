@@ -46,8 +46,7 @@ def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
     where = f"preset {name_or_path}"
     if "family" not in data:
         raise UserError(f"{where}: no family given, such as family: decoder")
-    of_family = next(row for row in fields(ModelSection) if row.name == "family")
-    family = convert(data.pop("family"), of_family.type, f"{where}: family")
+    family = convert(data.pop("family"), ModelSection.__annotations__["family"], f"{where}: family")
     return family, _config_fields(data, family, where)
 
 
@@ -69,6 +68,14 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     if is_text and "#" in value and (parsed is None or isinstance(parsed, str)):
         return path.split("."), value.strip()  # the shell gives a value without comments
     return path.split("."), parsed
+
+
+def _overridden(data: dict, overrides: list[tuple[list[str], Any]]) -> dict:
+    """A copy of the data with the overrides in it."""
+    data = copy.deepcopy(data)
+    for path, value in overrides:
+        _apply_override(data, path, copy.deepcopy(value))
+    return data
 
 
 def _apply_override(data: dict, path: list[str], value: Any) -> None:
@@ -178,9 +185,7 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_co
         data = {name: section for name, section in data.items() if name not in ("model", "tokenizer")}
     # The recipe file wins over the preset. But overrides may choose the preset, and change single keys of its mappings
     # (model.rope_parameters.factor): so find its name first, then merge it in, then apply the overrides again.
-    final = copy.deepcopy(data)
-    for path, value in overrides:
-        _apply_override(final, path, copy.deepcopy(value))
+    final = _overridden(data, overrides)
     preset = convert(as_mapping(final.get("model"), "model").get("preset"), str | None, "model.preset")
     if preset is not None:
         family, base = load_preset(preset)
@@ -188,18 +193,17 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_co
             # A preset's vocabulary belongs to its own tokenizer; a tokenizer trained here brings its own size.
             base = {name: value for name, value in base.items() if name not in ("vocab_size", "output_vocab_size")}
         base = {"family": family, **base}
-        final = copy.deepcopy(data)
-        final["model"] = copy.deepcopy(base) | as_mapping(final.get("model"), "model")
-        for path, value in overrides:
-            _apply_override(final, path, copy.deepcopy(value))
+        final = _overridden(data | {"model": base | as_mapping(data.get("model"), "model")}, overrides)
         # Merged again, because `model={...}` replaces the whole section.
         final["model"] = copy.deepcopy(base) | as_mapping(final["model"], "model")
         if Path(preset).name != preset or Path(preset).suffix:
             final["model"]["preset"] = None  # the saved recipe must not depend on a local file
+    known = [part.name for part in parts_of_recipe()]
     for key in final:
-        if key not in (known := [part.name for part in parts_of_recipe()]):
+        if key not in known:
             raise unknown_key("", key, known)
-    model, training = final.pop("model", None), final.pop("training", None)
+    model = final.pop("model", None)
+    training = final.pop("training", None)
     learned = {section: final.pop(section, None) for section in LEARNED}
     recipe: Recipe = build(Recipe, final, "")
     recipe = replace(recipe, **_learned_sections(learned), trust_remote_code=trust_remote_code)
@@ -207,7 +211,8 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_co
         recipe = recipe.with_(teacher={"name_or_path": os.path.expanduser(recipe.teacher.name_or_path)})
     left_open = {name for name in LEFT_OPEN if as_mapping(training, "training").get(name, "auto") == "auto"}
     recipe = replace(recipe, model=_model_section(model), training=_training_section(training))
-    objective, checkpoint = OBJECTIVES[recipe.learned.name], recipe.model.name_or_path
+    objective = OBJECTIVES[recipe.learned.name]
+    checkpoint = recipe.model.name_or_path
     start = recipe.learned.is_start_where_null
     if start is not None and getattr(recipe.learned, start) is None:  # spelled out for who reads the saved recipe
         recipe = recipe.with_(**{recipe.learned_section: {start: checkpoint}})
@@ -302,8 +307,9 @@ def _model_section(data: Any) -> ModelSection:
         return replace(section, name_or_path=os.path.expanduser(section.name_or_path), fields=changed)
     if section.family is None:
         if rest:  # more likely a misspelt setting of ModelSection than a config field
-            near = did_you_mean(str(next(iter(rest))), known, "model.")
-            raise UserError(f"model.{next(iter(rest))}: no model.preset or model.family says whose field this is{near}")
+            key = str(next(iter(rest)))
+            near = did_you_mean(key, known, "model.")
+            raise UserError(f"model.{key}: no model.preset or model.family says whose field this is{near}")
         raise UserError("model names no architecture; set model.preset, model.family or model.name_or_path")
     return replace(section, fields=_config_fields(rest, section.family, "model", known))
 
@@ -323,10 +329,13 @@ def _no_field(key: str, family: str, where: str, known: dict, own: set[str]) -> 
     from ..aliases import ours_for
     from .find_setting import families_with
 
-    name = next((name for name in (key, *ours_for(key)) if name in known or families_with(name)), None)
-    if name is not None and name not in known:
-        dotted, others = f"model.{name}" if where == "model" else f"{where}: {name}", families_with(name)
-        return UserError(f"{dotted} is a setting of {', '.join(others)}; this model's family is {family}")
+    for name in (key, *ours_for(key)):
+        if name in known:
+            break
+        if families_with(name):
+            dotted = f"model.{name}" if where == "model" else f"{where}: {name}"
+            owners = ", ".join(families_with(name))
+            return UserError(f"{dotted} is a setting of {owners}; this model's family is {family}")
     if where == "model":
         return unknown_key("model", key, [*own, *known])
     return UnknownName(f"{where}: {key}: no such setting{did_you_mean(key, known)}")

@@ -7,9 +7,11 @@ from typing import Literal
 
 from ..errors import UnknownName, UserError, did_you_mean
 from ..plugins import SOURCES
-from .introspection import doc, show
+from .introspection import check_beside, doc, show
 
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
+BUFFERS_STREAMS = "is of data.streaming=true; stored data are shuffled as a whole, so remove it"
+BUFFERS_FILES = "reads several files at a time, so that max_documents has no first ones; remove one"
 
 
 @dataclass(frozen=True)
@@ -164,10 +166,17 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
         raise UnknownName(f"{path}.source={show(source.source)} is not known{did_you_mean(source.source, SOURCES)}")
     if source.files is not None and not all([source.files] if isinstance(source.files, str) else source.files or [""]):
         raise UserError(f"{path}.files={show(source.files)} names no file")
-    _check_encoding(source, path)
-    for name in ("config_name", "revision"):
-        if getattr(source, name) is not None and source.dataset is None:
-            raise UserError(f"{path}.{name}={show(getattr(source, name))} has no effect without {path}.dataset")
+    try:
+        codecs.getincrementaldecoder(source.encoding)("surrogateescape").decode("a text".encode(source.encoding), True)
+    except (LookupError, ValueError):  # ValueError: idna, a codec for host names
+        raise UserError(
+            f"{path}.encoding={show(source.encoding)} is no encoding that Python knows, such as utf-8, latin-1, cp1252 "
+            f"or utf-16"
+        ) from None
+    files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
+    of_hub = [name for name in ("config_name", "revision", "validation_split", "test_split") if hasattr(source, name)]
+    rows = [(f"{name}=", source.dataset is None, f"has no effect without {path}.dataset") for name in of_hub]
+    check_beside(path, source, [*rows, ("encoding=", not any(files), f"has no effect without {path}.files")])
 
 
 def _check_validation(source: MixtureSource, path: str, data: DataSection) -> None:
@@ -177,19 +186,6 @@ def _check_validation(source: MixtureSource, path: str, data: DataSection) -> No
     settings += [f"data.{name}" for name in names[:2] if settings and getattr(data, name) is not None]
     if len(settings) > 1:
         raise UserError(f"{' and '.join(settings)} are both set; keep one and set the other to null")
-    if source.validation_split is not None and source.dataset is None:
-        raise UserError(f"{path}.validation_split={show(source.validation_split)} has no effect without {path}.dataset")
-
-
-def _check_encoding(source: SourceSection, path: str) -> None:
-    field = f"{path}.encoding={show(source.encoding)}"
-    try:
-        codecs.getincrementaldecoder(source.encoding)("surrogateescape").decode("a text".encode(source.encoding), True)
-    except (LookupError, ValueError):  # ValueError: idna, a codec for host names
-        raise UserError(f"{field} is no encoding that Python knows, such as utf-8, latin-1, cp1252 or utf-16") from None
-    files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
-    if source.encoding != "utf-8" and not any(files):
-        raise UserError(f"{field} has no effect without {path}.files")
 
 
 def reads_text(objective) -> bool:
@@ -220,29 +216,23 @@ def check_data(data: DataSection) -> None:
         if source.name is not None and re.sub(r"\W+", "_", source.name) in ("", "_", *others):
             raise UserError(f"data.mixture.{i}.name={show(source.name)} must be a name that no other source has")
         _check_validation(source, f"data.mixture.{i}", data)
-    weighted = next((i for i, source in enumerate(data.mixture) if source.weight != 1), None)
-    if data.derive is not None and weighted is not None:
-        setting = f"data.mixture.{weighted}.weight={show(data.mixture[weighted].weight)}"
-        raise UserError(f"{setting} has no effect with data.derive={data.derive}, which reads all; leave it out")
-    if data.weights_by != "tokens" and (data.streaming or not data.mixture):
-        why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
-        raise UserError(f"data.weights_by={show(data.weights_by)} has no effect, as {why}; leave it out")
-    if data.mixture and data.max_documents is not None:
-        raise UserError("data.max_documents does not go with data.mixture; set max_documents in its sources")
-    for name in ("validation_split", "test_split"):
-        if getattr(data, name) is not None and data.dataset is None:
-            raise UserError(f"data.{name}={show(getattr(data, name))} has no effect without data.dataset")
+        why = f"has no effect with data.derive={data.derive}, which reads all; leave it out"
+        check_beside(f"data.mixture.{i}", source, [("weight=", data.derive is not None, why)])
+    why = "the sizes of streams are not known" if data.streaming else "there is no data.mixture"
+    is_idle = data.streaming or not data.mixture
+    takes_first = any(source.max_documents for source in (data, *data.mixture))
+    rows = [
+        ("weights_by=", is_idle, f"has no effect, as {why}; leave it out"),
+        ("max_documents", data.mixture, "does not go with data.mixture; set max_documents in its sources"),
+        ("shuffle_buffer=", not data.streaming, BUFFERS_STREAMS),
+        ("shuffle_buffer=", takes_first, BUFFERS_FILES),
+    ]
+    check_beside("data", data, rows)
     for part in ("validation", "test"):
         if getattr(data, f"{part}_split") is not None and getattr(data, f"{part}_files") is not None:
             raise UserError(f"data.{part}_split and data.{part}_files are both set; keep one and set the other to null")
     if data.streaming and data.dataset is None and not (data.mixture and all(part.dataset for part in data.mixture)):
         raise UserError("data.streaming=true needs data.dataset; other sources are not streamed")
-    if data.shuffle_buffer is not None:
-        key = f"data.shuffle_buffer={data.shuffle_buffer}"
-        if not data.streaming:
-            raise UserError(f"{key} is of data.streaming=true; stored data are shuffled as a whole, so remove it")
-        if any(source.max_documents for source in (data, *data.mixture)):
-            raise UserError(f"{key} reads several files at a time, so that max_documents has no first ones; remove one")
 
 
 def check_clean(objective, data: DataSection) -> None:
@@ -252,12 +242,9 @@ def check_clean(objective, data: DataSection) -> None:
         raise UserError(f"data.clean is of plain text, and {objective.setting} reads none here; remove it")
     if clean == CleanSettings(decontaminate_words=clean.decontaminate_words):
         raise UserError("data.clean leaves nothing out; set some of it, such as {exact_duplicates: true}")
-    for name in ("exact_duplicates", "near_duplicates"):
-        if data.streaming and getattr(clean, name):
-            raise UserError(
-                f"data.clean.{name}={show(getattr(clean, name))} compares all documents before the first is read; set "
-                f"data.streaming=false"
-            )
+    why = "compares all documents before the first is read; set data.streaming=false"
+    rows = [(f"{name}=", data.streaming, why) for name in ("exact_duplicates", "near_duplicates")]
+    check_beside("data.clean", clean, rows)
     if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
         raise UserError(
             "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "

@@ -1,13 +1,23 @@
-"""Descriptions of all settings for help and documentation, read from the fields of the schema."""
+"""Descriptions of all settings for help and documentation, read from the fields of the schema.
+
+The choices and bounds of a family's config fields come from the rules that check configs.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, get_args, get_origin
 
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.rules import legality, parts
+from anyformer.modeling.rules.bounds import BOUNDS, SHARES
+from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
+
 from ..plugins import OBJECTIVES
+from . import introspection
 from .compose import names_of
+from .introspection import default_of
 from .schema import DEFAULT_NAMES, LEARNED, parts_of_recipe
-from .types import bounds_words, default_of, type_words
+from .types import bounds_words, type_words
 
 WHAT = {
     "objective": "what the model learns to predict of plain text or images",
@@ -72,3 +82,44 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
         elif inner is not None:  # of an entry of data.mixture: only the fields that a plain source lacks
             base = {f.name for parent in inner.__mro__[1:] if is_dataclass(parent) for f in fields(parent)}
             yield from (doc for doc in _describe(inner, f"{path}.{row.name}.N") if doc.name.split(".")[-1] not in base)
+
+
+CHOICES = {
+    "norm_type": NORM_TYPES,
+    "norm_position": NORM_POSITIONS,
+    "block": BLOCKS,
+    "attention_gate": parts.ATTENTION_GATES,
+    "mlp_type": MLP_TYPES,
+    "mlp_pattern": parts.MLP_KINDS,
+    "mlp_layer_types": parts.MLP_KINDS,
+    "router_scoring": parts.ROUTER_SCORINGS,
+    "pooler_type": legality.POOLER_TYPES,
+    "pos_att_type": legality.POSITION_TERMS,
+}
+
+
+def describe_family(family: str) -> Iterator[FieldDoc]:
+    """Every field of the family's config."""
+    for name, row in introspection.family_fields(family).items():
+        choices = ", ".join(_choices(name, introspection.OURS + family))
+        words = type_words(row.type) + (f": {choices}" if choices else "") + _bounds(name)
+        yield FieldDoc(f"model.{name}", words, row.default, row.meaning)
+
+
+def _choices(name: str, model_type: str) -> list[str]:
+    if name in ("attention_pattern", "layer_types"):
+        return [kind for kind, traits in ATTENTION_KINDS.items() if model_type in traits.families]
+    if name == "position_encoding":
+        row = FAMILIES[model_type]
+        return [
+            name
+            for name, scheme in POSITION_SCHEMES.items()
+            if (scheme.plane or not row.of_images) and (row.bidirectional or not scheme.bidirectional)
+        ]
+    return list(CHOICES.get(name, ()))
+
+
+def _bounds(name: str) -> str:
+    if name in SHARES:
+        return ", at least 0, below 1"
+    return ", at least {}, at most {:,}".format(*BOUNDS[name]) if name in BOUNDS else ""

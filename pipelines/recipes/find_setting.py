@@ -1,6 +1,5 @@
 """Finds the section of a setting that is written without a section, or in the wrong one."""
 
-from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 
@@ -24,31 +23,26 @@ def families_with(name: str) -> list[str]:
 
 
 @cache
-def _sections() -> dict[str, frozenset[str]]:
+def _sections() -> dict[str, set[str]]:
     """The settings of each section; the sections that are likelier meant come first."""
+    from ..plugins import OBJECTIVES
+
+    learned = {
+        section: [cls.Settings for _, cls in OBJECTIVES.items() if cls.section == section] for section in schema.LEARNED
+    }
+    of_families = set().union(*map(introspection.family_fields, introspection.family_names()))
     return {
-        "training": frozenset(_names(schema.TrainingSection)) | introspection.training_argument_fields().keys(),
-        "objective": frozenset(_learned("objective")),
-        "task": frozenset(_learned("task")),
-        "tokenizer": frozenset(_names(schema.TokenizerSection)) - {"name_or_path"},
-        "model": frozenset(_names(schema.ModelSection)).union(
-            *map(introspection.family_fields, introspection.family_names())
-        ),
-        "data": frozenset(_names(schema.DataSection)),
-        "evaluation": frozenset(_names(schema.EvaluationSection)),
-        "teacher": frozenset(_names(schema.TeacherSection)),
-        "publish": frozenset(_names(schema.PublishSection)),
+        "training": _names(schema.TrainingSection) | introspection.training_argument_fields().keys(),
+        **{section: _names(*classes) for section, classes in learned.items()},
+        "tokenizer": _names(schema.TokenizerSection) - {"name_or_path"},
+        "model": _names(schema.ModelSection) | of_families,
+        "data": _names(schema.DataSection),
+        "evaluation": _names(schema.EvaluationSection),
+        "teacher": _names(schema.TeacherSection),
+        "publish": _names(schema.PublishSection),
     }
 
 
-def _names(cls: type) -> Iterator[str]:
-    return (row.name for row in fields(cls) if row.name not in ("fields", "extra"))
-
-
-def _learned(section: str) -> Iterator[str]:
-    """The settings of all objectives or tasks but `name`, which is in too many sections to find one by it."""
-    from ..plugins import OBJECTIVES
-
-    for _, cls in OBJECTIVES.items():
-        if cls.section == section:
-            yield from (row.name for row in fields(cls.Settings) if row.name != "name")
+def _names(*sections: type) -> set[str]:
+    """The names of settings but `name`, which is in too many sections to find one by it."""
+    return {row.name for section in sections for row in fields(section)} - {"fields", "extra", "name"}

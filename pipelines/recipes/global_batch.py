@@ -26,7 +26,7 @@ def micro_batches(section: TrainingSection, processes: int, rows: int) -> tuple[
     Raises UserError if the processes cannot have equally many rows, or if global_batch_size and
     gradient_accumulation_steps are both set.
     """
-    accumulation, limit = section.gradient_accumulation_steps, section.per_device_train_batch_size
+    accumulation = section.gradient_accumulation_steps
     if section.global_batch_size is not None and accumulation > 1:
         raise UserError(
             f"training.gradient_accumulation_steps={accumulation} follows from training.global_batch_size="
@@ -44,10 +44,7 @@ def micro_batches(section: TrainingSection, processes: int, rows: int) -> tuple[
             f"{setting} cannot be shared out evenly over {counted(processes, 'process', 'processes')}; start "
             f"{' or '.join(str(n) for n in possible[-3:])}"
         )
-    largest = next(size for size in range(min(limit, per_process), 0, -1) if per_process % size == 0)
-    return largest, per_process // largest
-
-
-def same_step(one: TrainingSection, other: TrainingSection) -> bool:
-    """Whether two sections have the same settings of the rows in a step."""
-    return all(getattr(one, name) == getattr(other, name) for name in SETTINGS)
+    size = min(section.per_device_train_batch_size, per_process)
+    while per_process % size:
+        size -= 1
+    return size, per_process // size

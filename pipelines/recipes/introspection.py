@@ -1,4 +1,4 @@
-"""Fields of settings: `doc` declares those of our sections; the rest is read from Python sources.
+"""Fields of settings: `doc` declares those of our sections, `check_beside` checks them; others are read from sources.
 
 `modeling/configuration*.py` and transformers' TrainingArguments are the only places that say which fields exist, but
 importing either costs seconds; parsing them costs milliseconds.
@@ -6,7 +6,8 @@ importing either costs seconds; parsing them costs milliseconds.
 
 import ast
 import importlib.util
-from dataclasses import FrozenInstanceError, dataclass, field
+from collections.abc import Iterable
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from typing import Any, Literal, Union
 from anyformer.modeling.families import FAMILIES, Family
 from anyformer.modeling.traits import own_fields
 
+from ..errors import UserError
 from .secrets import without_signatures
 
 OURS = "anyformer_"  # the prefix of a family's model_type
@@ -49,6 +51,29 @@ def doc(help: str, default: Any = None, **kwargs) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata, **kwargs)
     return field(default=default, metadata=metadata, **kwargs)
+
+
+def check_beside(path: str, section: Any, rows: Iterable[tuple[str, Any, str]]) -> None:
+    """Raise UserError for the first setting that is set where it must not be; at its default it is not set.
+
+    Args:
+        path: dotted name of the section.
+        rows: the table: a setting, whether it must not be set, and what follows its name in the error. A setting that
+            ends in "=" is shown with its value.
+    """
+    defaults = {row.name: default_of(row) for row in fields(section)}
+    for setting, is_refused, sentence in rows:
+        name = setting.removesuffix("=")
+        value = getattr(section, name) if name in defaults else section.extra.get(name)
+        is_set = value != defaults[name] if name in defaults else bool(value)
+        if is_refused and is_set:
+            shown = show(value) if setting.endswith("=") else ""
+            raise UserError(f"{path}.{setting}{shown} {sentence}")
+
+
+def default_of(field) -> Any:
+    """Return a dataclass field's default, a new object if it has a default factory."""
+    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 @dataclass(frozen=True)
@@ -100,8 +125,7 @@ def _default(node: ast.expr | None) -> Any:
 
 
 @cache
-def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
-    paths = (path,) if isinstance(path, str) else path
+def _classes(paths: tuple[str, ...]) -> dict[str, ast.ClassDef]:
     classes = {}
     for file in paths:
         text = Path(file).read_text(encoding="utf-8")
@@ -112,13 +136,13 @@ def _classes(path: str | tuple[str, ...]) -> dict[str, ast.ClassDef]:
     return classes
 
 
-def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceField]:
-    """Return the annotated fields of class `name` in the file or files `path`, those of its base classes first."""
-    node = _classes(path)[name]
+def class_fields(paths: tuple[str, ...], name: str) -> dict[str, SourceField]:
+    """Return the annotated fields of class `name` in some files, those of its base classes first."""
+    node = _classes(paths)[name]
     fields: dict[str, SourceField] = {}
     for base in node.bases:
-        if isinstance(base, ast.Name) and base.id in _classes(path):
-            fields |= class_fields(path, base.id)
+        if isinstance(base, ast.Name) and base.id in _classes(paths):
+            fields |= class_fields(paths, base.id)
     for row in node.body:
         if isinstance(row, ast.AnnAssign) and isinstance(row.target, ast.Name) and not row.target.id.startswith("_"):
             name = row.target.id
@@ -127,25 +151,25 @@ def class_fields(path: str | tuple[str, ...], name: str) -> dict[str, SourceFiel
     return fields
 
 
-def class_texts(path: str | tuple[str, ...], name: str) -> list[str]:
-    """The docstrings of class `name` in the file or files `path`, those of its base classes first."""
-    node = _classes(path)[name]
-    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _classes(path)]
-    return [text for base in bases for text in class_texts(path, base)] + [ast.get_docstring(node) or ""]
+def class_texts(paths: tuple[str, ...], name: str) -> list[str]:
+    """The docstrings of class `name` in some files, those of its base classes first."""
+    node = _classes(paths)[name]
+    bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in _classes(paths)]
+    return [text for base in bases for text in class_texts(paths, base)] + [ast.get_docstring(node) or ""]
 
 
-def class_constants(path: str | tuple[str, ...], name: str) -> dict[str, Any]:
+def class_constants(paths: tuple[str, ...], name: str) -> dict[str, Any]:
     """Return `NAME = literal` of a class body: the members of an enum, a config's model_type."""
     constants = {}
-    for row in _classes(path)[name].body:
+    for row in _classes(paths)[name].body:
         if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and isinstance(row.value, ast.Constant):
             constants[row.targets[0].id] = row.value.value
     return constants
 
 
-def _transformers_file(name: str) -> str:
+def _transformers_file(name: str) -> tuple[str]:
     # find_spec locates a top-level package without importing it.
-    return str(Path(importlib.util.find_spec("transformers").origin).parent / name)
+    return (str(Path(importlib.util.find_spec("transformers").origin).parent / name),)
 
 
 def family_names() -> tuple[str, ...]:
@@ -212,7 +236,8 @@ def rope_keys() -> set[str]:
 @cache
 def activation_names() -> set[str]:
     """Return the activation functions transformers knows by name (the keys of its table ACT2CLS)."""
-    tree = ast.parse(Path(_transformers_file("activations.py")).read_text(encoding="utf-8"))
+    (file,) = _transformers_file("activations.py")
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "ACT2CLS":
             return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}

@@ -1,4 +1,4 @@
-"""The settings that a recipe itself makes. A composed recipe also spells out all defaults, which few readers need."""
+"""A recipe's plain data: flattened, and without the defaults that a composed recipe spells out."""
 
 from contextlib import suppress
 from dataclasses import asdict
@@ -8,6 +8,16 @@ from ..errors import UserError
 from ..plugins import OBJECTIVES
 from .compose import load_preset
 from .schema import LEARNED, Recipe
+
+
+def flat_settings(value: Any, path: str = "") -> dict[str, Any]:
+    """A recipe's plain data flattened: {"training.learning_rate": 0.003, ...}."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    flat = {}
+    for key, item in value.items():
+        flat |= flat_settings(item, f"{path}.{key}" if path else str(key))
+    return flat
 
 
 def own_settings(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS, PLAIN, POSITION_SCHEMES, 
 from ..errors import UserError
 from ..plugins import OBJECTIVES, WHOLE_MODEL, WHOLE_ROWS, objective_of
 from .data_section import sections_of
+from .introspection import check_beside
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
 from .types import show
@@ -16,6 +17,11 @@ FIELD = "training.parallelism"
 SHARDED = ("dp_replicate", "dp_shard")  # they split weights, not the computation of a row
 OF_GATHERS = ("fsdp_mixed_precision", "fsdp_cpu_offload")  # settings of FSDP2, by transformers' names for them
 COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # their product is the number of processes
+APART = {  # settings that are not wired beside others
+    "pp": ("dp_replicate", "dp_shard", "tp", "sp", "cp", "ep"),
+    "sp": ("tp", "ep", "cp"),
+    "cp": ("tp", "ep", "sp"),
+}
 # Values of --launch: transformers' device mesh, DeepSpeed for sp (Ulysses), accelerate's FSDP2 for cp (ring attention).
 MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
 
@@ -36,7 +42,9 @@ def reading_together(settings: ParallelismSettings | None) -> int:
 
 def engine_of(settings: ParallelismSettings) -> str:
     """The engine that the settings need: MESH, ULYSSES or RING."""
-    return ULYSSES if settings.sp > 1 else RING if settings.cp > 1 else MESH
+    if settings.sp > 1:
+        return ULYSSES
+    return RING if settings.cp > 1 else MESH
 
 
 def words_of(settings: ParallelismSettings) -> str:
@@ -62,10 +70,10 @@ def check_parallelism(recipe: Recipe, config) -> None:
 
     config: the family's config as a namespace; None for a checkpoint, whose config is checked when it is read.
     """
-    settings, training = recipe.training.parallelism, recipe.training
+    settings = recipe.training.parallelism
     if processes_of(settings) == 1:
         raise UserError(f"{FIELD} shares nothing: all its numbers are 1; set one, such as {{tp: 2}}, or null")
-    _check_one_another(settings, training)
+    _check_one_another(settings, recipe.training)
     _check_training(settings, recipe)
     if config is not None:
         check_model_shares(settings, config)
@@ -78,43 +86,41 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
     words = f"{FIELD}={words_of(settings)}"
     if settings.ep > 1 and (settings.ep % settings.tp or settings.dp_shard * settings.tp % settings.ep):
         raise UserError(f"{words}: ep must be a multiple of tp, and divide dp_shard x tp, whose processes it is among")
-    others = [name for name in (*COUNTED, "ep") if name != "pp" and getattr(settings, name) > 1]
-    if settings.pp > 1 and others:
-        raise UserError(f"{words}: pp is not wired beside {others[0]}; set one of them to 1")
-    gathered = next((name for name in OF_GATHERS if getattr(settings, name)), None)
-    if gathered is not None and (engine_of(settings) != MESH or settings.dp_shard * settings.dp_replicate == 1):
-        raise UserError(f"{FIELD}.{gathered}=true goes with dp_shard or dp_replicate under --launch mesh")
+    for name, others in APART.items():
+        beside = [other for other in others if getattr(settings, other) > 1]
+        if getattr(settings, name) > 1 and beside:
+            raise UserError(f"{words}: {name} is not wired beside {beside[0]}; set one of them to 1")
+    gathers = engine_of(settings) == MESH and settings.dp_shard * settings.dp_replicate > 1
+    why = "goes with dp_shard or dp_replicate under --launch mesh"
+    check_beside(FIELD, settings, [(f"{name}=", not gathers, why) for name in OF_GATHERS])
     rows = training.per_device_train_batch_size
     if settings.pp > 1 and rows < settings.pp:
         raise UserError(f"training.per_device_train_batch_size={rows} is less than the stages of {words}; raise it")
-    along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)
-    if along_rows is not None:
-        beside = [n for n in ("tp", "ep", "sp", "cp") if n != along_rows and getattr(settings, n) > 1]
-        if beside:
-            raise UserError(f"{words}: {along_rows} is not wired beside {beside[0]}; set one of them to 1")
     if settings.sp > 1 and settings.dp_replicate > 1:
         raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
 
 
 def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None:
     """Raise UserError for LoRA with anything but FSDP2, which splits the frozen weights but not the adapter."""
-    other = next((name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1), None)
-    if other is not None:
-        raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {other}")
+    for name in (*COUNTED, "ep"):
+        if name not in SHARDED and getattr(settings, name) > 1:
+            raise UserError(
+                f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {name}"
+            )
     if merges:
         raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
 
 
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
-    words, training = f"{FIELD}={words_of(settings)}", recipe.training
+    training = recipe.training
+    words = f"{FIELD}={words_of(settings)}"
     kind = engine_of(settings)
-    deepspeed, fsdp = (training.extra.get(name) for name in ("deepspeed", "fsdp"))
+    deepspeed = training.extra.get("deepspeed")
+    fsdp = training.extra.get("fsdp")
     if deepspeed is not None and kind != ULYSSES:
         raise UserError(f"{words} and training.deepspeed={show(deepspeed)} exclude each other; set one of them to null")
     if fsdp and kind != RING:
         raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
-    if training.ema_decay is not None:
-        raise UserError(f"training.ema_decay={training.ema_decay} needs whole weights, and {words} shares them")
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
         raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
@@ -122,25 +128,28 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
         _check_lora(settings, words, training.lora.merge)
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    if training.torch_compile and kind == MESH:
-        raise UserError(f"training.torch_compile=true is not wired beside {words}; set it to false")
+    shares_rows = settings.sp * settings.cp > 1
+    rows = [
+        ("ema_decay=", True, f"needs whole weights, and {words} shares them"),
+        ("torch_compile=", kind == MESH, f"is not wired beside {words}; set it to false"),
+        ("audit_samples=", shares_rows, f"is not wired beside {words}, whose rows lose their numbers"),
+        ("label_smoothing_factor=", shares_rows, f"is not wired beside {words}; leave it out"),
+    ]
+    check_beside("training", training, rows)
     if settings.pp > 1:
         _check_pipeline(words, recipe)
-    if settings.sp * settings.cp > 1:
+    if shares_rows:
         _check_shared_rows(settings, words, recipe)
 
 
 def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
-    length, attention = getattr(recipe.learned, "sequence_length", None), recipe.model.attn_implementation
     if WHOLE_ROWS in OBJECTIVES[recipe.learned.name].needs:
         raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_without(WHOLE_ROWS)}")
     parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # a ring's process has one from either end of a row
+    length = recipe.learned.sequence_length
     if length % parts:
         raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
-    if recipe.training.audit_samples:
-        raise UserError(f"training.audit_samples=true is not wired beside {words}, whose rows lose their numbers")
-    if smoothing := recipe.training.extra.get("label_smoothing_factor"):
-        raise UserError(f"training.label_smoothing_factor={smoothing} is not wired beside {words}; leave it out")
+    attention = recipe.model.attn_implementation
     if attention not in ("auto", "sdpa"):
         raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")
 
@@ -177,9 +186,9 @@ def check_model_shares(settings: ParallelismSettings, config) -> None:
             raise UserError(f"{words}: ep does not divide the {experts} experts of the model")
     if settings.pp > 1:
         _check_stages(settings.pp, config, ours, experts, words)
-    along_rows = next((name for name in ("sp", "cp") if getattr(settings, name) > 1), None)
-    if along_rows is not None:
-        _check_along_rows(along_rows, getattr(settings, along_rows), config, ours, words)
+    for name in ("sp", "cp"):
+        if getattr(settings, name) > 1:
+            _check_along_rows(name, getattr(settings, name), config, ours, words)
 
 
 def _check_divides(config, names: tuple[str, ...], name: str, size: int, words: str) -> None:
@@ -205,13 +214,15 @@ def _check_stages(stages: int, config, ours: bool, experts, words: str) -> None:
         raise UserError(f"{words}: stages are cut out of decoders alone; set pp to 1")
     if not ours:
         return
-    fault = None
-    if POSITION_SCHEMES[config.position_encoding].acts_on == "embeddings":
-        fault = f"model.position_encoding={config.position_encoding!r}, which is added to them"
-    elif config.embedding_norm or config.embedding_multiplier != 1:
-        fault = "model.embedding_norm" if config.embedding_norm else "model.embedding_multiplier"
-    if fault is not None:
-        raise UserError(f"{words}: later stages get hidden states as embeddings, and {fault} acts on embeddings")
+    is_added = POSITION_SCHEMES[config.position_encoding].acts_on == "embeddings"
+    faults = {
+        f"model.position_encoding={config.position_encoding!r}, which is added to them": is_added,
+        "model.embedding_norm": config.embedding_norm,
+        "model.embedding_multiplier": config.embedding_multiplier != 1,
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise UserError(f"{words}: later stages get hidden states as embeddings, and {fault} acts on embeddings")
 
 
 def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> None:

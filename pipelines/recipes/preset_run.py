@@ -21,7 +21,8 @@ def planned_recipe(
 
     overrides, notes, options: as load_recipe's. Raises UserError if there is neither, and the errors of `load_recipe`.
     """
-    presets, recipes = shipped("models"), shipped("recipes")
+    presets = shipped("models")
+    recipes = shipped("recipes")
     is_path = Path(name).suffix in (".yaml", ".yml") or Path(name).name != name
     if is_path or name in recipes or Path(name).is_file():
         return load_recipe(name, overrides, notes, **options), False
@@ -31,7 +32,8 @@ def planned_recipe(
     family, fields = load_preset(name)
     # A preset is only a model: plan the family's usual objective, rows of the model's full length, one per device.
     learned = OBJECTIVES[family_row(family).objective]
-    run, tokenizer = {learned.section: {"name": learned.name}}, {}
+    run = {learned.section: {"name": learned.name}}
+    tokenizer = {}
     if "objective" in run:
         positions = fields.get("max_position_embeddings") or USUAL_ROW
         run = {"objective": run["objective"] | {"sequence_length": min(positions, LONGEST_ROW)}}

@@ -74,7 +74,10 @@ def text_of(path: Path, what: str) -> str:
 def recipe_beside(folder: str | Path) -> Path | None:
     """The recipe.yaml in a model's folder, or above it if the model is a checkpoint of a run; None: there is none."""
     folder = Path(folder).expanduser()
-    return next((file for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml") if file.is_file()), None)
+    for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml"):
+        if file.is_file():
+            return file
+    return None
 
 
 def is_file_of(name_or_path: str, folder: str, key: str) -> bool:

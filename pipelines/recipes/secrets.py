@@ -68,7 +68,8 @@ def without_secrets(value: Any) -> Any:
 
 
 def _unsigned(match: re.Match) -> str:
-    address, parameters = match[1], re.split("[&;#]", match[2])
+    address = match[1]
+    parameters = re.split("[&;#]", match[2])
     names = [unquote(parameter.partition("=")[0]) for parameter in parameters]
     if not any(map(_SIGNED.fullmatch, names)):
         return match[0]

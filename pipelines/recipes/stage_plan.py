@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
 from .data_section import sections_of
+from .introspection import check_beside
 from .schema import DataSection, Recipe, StageSection, TrainingSection
 from .types import show
 
@@ -81,9 +82,10 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     _check_borders(recipe)
     _check_around(recipe)
     _check_rates(recipe)
-    stages, objective = stages_of(recipe), objective_of(recipe)
-    for stage in stages:
-        where, section = f"stages.{stage.number}", stage.section
+    objective = objective_of(recipe)
+    for stage in stages_of(recipe):
+        section = stage.section
+        where = f"stages.{stage.number}"
         if recipe.teacher is not None and stage.recipe.learned != recipe.learned:
             raise UserError(f"{where}.sequence_length does not go with a teacher, which answers rows of one length")
         if section.mixture is not None and (objective.parts or recipe.task is not None):
@@ -95,11 +97,13 @@ def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
 
 
 def _check_borders(recipe: Recipe) -> None:
-    total, before = recipe.training.max_steps, 0
+    total = recipe.training.max_steps
+    before = 0
     if total < 1:
         raise UserError("stages are parts of training.max_steps, which is not set; set a number of steps")
     for number, section in enumerate(recipe.stages):
-        until, where = section.until, f"stages.{number}.until={show(section.until)}"
+        until = section.until
+        where = f"stages.{number}.until={show(until)}"
         if until is None:
             raise UserError(f"stages.{number}.until is not set; it is the step, or the share of all, at which it ends")
         if until > 1 and not float(until).is_integer():
@@ -120,14 +124,14 @@ def _check_borders(recipe: Recipe) -> None:
 
 def _check_around(recipe: Recipe) -> None:
     """Raise UserError for settings of the recipe that cannot be combined with stages."""
-    training, objective = recipe.training, objective_of(recipe)
+    training = recipe.training
+    objective = objective_of(recipe)
     for number, section in enumerate(recipe.stages):
         if section.sequence_length is not None and LENGTH not in {row.name for row in fields(recipe.learned)}:
             raise UserError(f"stages.{number}.{LENGTH}={section.sequence_length}: {objective.setting} has no {LENGTH}")
     if any(data.streaming for data in sections_of(objective)):
         raise UserError("stages do not go with data.streaming=true, whose rows are of one order and length; store them")
-    if training.restarts:
-        raise UserError(f"training.restarts={show(training.restarts)} does not go with stages; set their warmup_steps")
+    check_beside("training", training, [("restarts=", True, "does not go with stages; set their warmup_steps")])
     for setting, value in (
         ("training.save_steps", training.save_steps),
         ("evaluation.every_steps", recipe.evaluation.every_steps),
@@ -142,12 +146,12 @@ def _check_around(recipe: Recipe) -> None:
 
 def _check_rates(recipe: Recipe) -> None:
     """Raise UserError for schedules of the stages that do not fit together."""
-    training, named = recipe.training, [section.learning_rate is not None for section in recipe.stages]
+    training = recipe.training
+    named = [section.learning_rate is not None for section in recipe.stages]
     if not any(named):
         for number, section in enumerate(recipe.stages):
-            for name in OF_RATE:
-                if getattr(section, name) != getattr(StageSection(), name):
-                    raise UserError(f"stages.{number}.{name} has no effect without stages.{number}.learning_rate")
+            why = f"has no effect without stages.{number}.learning_rate"
+            check_beside(f"stages.{number}", section, [(name, True, why) for name in OF_RATE])
         return
     if not all(named):
         number = named.index(False)
@@ -155,7 +159,8 @@ def _check_rates(recipe: Recipe) -> None:
     if training.lr_scheduler_type != TrainingSection().lr_scheduler_type or training.lr_scheduler_kwargs:
         raise UserError(f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect beside stages' rates")
     for stage, rates in rates_of(recipe):
-        where, section = f"stages.{stage.number}", stage.section
+        section = stage.section
+        where = f"stages.{stage.number}"
         if stage.warmup > stage.steps:
             setting = f"{where}.warmup_steps={show(section.warmup_steps)}"
             if section.warmup_steps is None:
@@ -166,8 +171,8 @@ def _check_rates(recipe: Recipe) -> None:
                 f"{where} would train at learning rate 0, where the stage before has ended; set {where}.warmup_steps, "
                 f"or stages.{stage.number - 1}.min_lr_rate"
             )
-        if section.learning_rate == "constant" and section.min_lr_rate:
-            raise UserError(f"{where}.min_lr_rate has no effect with {where}.learning_rate=constant; remove it")
+        why = f"has no effect with {where}.learning_rate=constant; remove it"
+        check_beside(where, section, [("min_lr_rate", section.learning_rate == "constant", why)])
         if section.learning_rate != "constant" and section.min_lr_rate > rates.peak:
             raise UserError(f"{where}.min_lr_rate={section.min_lr_rate} is above {rates.peak:g}, where it begins")
 
@@ -182,14 +187,15 @@ class StageRates(NamedTuple):
 
 def rates_of(recipe: Recipe) -> list[tuple[Stage, StageRates]]:
     """Each stage with its rates; for stages that set `learning_rate`."""
-    rates, level = [], 0.0
+    rates = []
+    before = 0.0
     for stage in stages_of(recipe):
-        section, before = stage.section, level
-        peak = section.peak
+        peak = stage.section.peak
         if peak is None:
             peak = 1.0 if stage.number == 0 or stage.warmup else before
-        level = peak if section.learning_rate == "constant" else section.min_lr_rate
-        rates.append((stage, StageRates(before, peak, level)))
+        end = peak if stage.section.learning_rate == "constant" else stage.section.min_lr_rate
+        rates.append((stage, StageRates(before, peak, end)))
+        before = end
     return rates
 
 
@@ -211,11 +217,9 @@ def _check_mixture(data: DataSection, section: StageSection, where: str) -> None
 
 
 def _check_batch(training: TrainingSection, section: StageSection, where: str) -> None:
-    rows = section.per_device_train_batch_size
-    if rows is not None and section.global_batch_size is None and training.global_batch_size is None:
-        raise UserError(
-            f"{where}.per_device_train_batch_size leaves open how many rows a step has; set global_batch_size"
-        )
+    is_open = section.global_batch_size is None and training.global_batch_size is None
+    why = "leaves open how many rows a step has; set global_batch_size"
+    check_beside(where, section, [("per_device_train_batch_size", is_open, why)])
     if section.weight_decay and not training.weight_decay:
         raise UserError(f"{where}.weight_decay={section.weight_decay} scales training.weight_decay, which is 0")
 

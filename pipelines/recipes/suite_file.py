@@ -75,7 +75,8 @@ def _task(entry: Any, where: str, folder: Path) -> SuiteTask:
     if not isinstance(entry.get("recipe"), str):
         raise UserError(f"{where}: recipe={show(entry.get('recipe'))} must name a recipe")
     task = build(SuiteTask, {key: value for key, value in entry.items() if key in keys}, where)
-    beside, settings = folder / task.recipe, []
+    beside = folder / task.recipe
+    settings = []
     for section in SECTIONS:
         overrides = as_mapping(entry.get(section), f"{where}.{section}")
         settings += [f"{section}.{key}={json.dumps(value)}" for key, value in overrides.items()]

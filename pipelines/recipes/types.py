@@ -3,7 +3,7 @@
 import sys
 import types
 from collections.abc import Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ..errors import UnknownName, UserError, did_you_mean
@@ -102,7 +102,8 @@ def unknown_key(path: str, key: Any, known: Iterable[str]) -> UserError:
     from ..aliases import ours_for
     from .find_setting import find_setting
 
-    known, prefix = list(known), f"{path}." if path else ""
+    known = list(known)
+    prefix = f"{path}." if path else ""
     noun = "setting" if path else "section"
     is_here = path.startswith("stages.") or any(name in known for name in ours_for(str(key)))
     meant = None if is_here else find_setting(str(key))
@@ -133,14 +134,15 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
     value = as_mapping(value, path or "recipe")
     cls = cls.chosen(value, path) if hasattr(cls, "chosen") else cls
     known = {f.name: f for f in fields(cls) if f.name != rest}
-    taken, other = {}, {}
+    taken: dict[str, Any] = {}
+    other: dict[str, Any] = {}
     for key, item in value.items():
         if key in known:
             name = f"{path}.{key}" if path else key
-            bounds, annotation = known[key].metadata.get("bounds", {}), known[key].type
+            annotation = known[key].type
             if item == "" and type(None) in get_args(annotation):
                 raise UserError(f"{name}='' is no value; leave it out, or set it to null")
-            taken[key] = within_bounds(convert(item, annotation, name), bounds, name)
+            taken[key] = within_bounds(convert(item, annotation, name), known[key].metadata.get("bounds", {}), name)
         elif key in allow:
             other[key] = item
         else:
@@ -168,8 +170,3 @@ def within_bounds(value: Any, bounds: dict[str, float], path: str) -> Any:
 def bounds_words(field) -> str:
     """The bounds of a field in words, such as `, above 0, below 1`; empty where it has none."""
     return "".join(f", {words} {limit}" for words, limit in field.metadata.get("bounds", {}).items())
-
-
-def default_of(field) -> Any:
-    """Return a dataclass field's default, a new object if it has a default factory."""
-    return field.default_factory() if field.default_factory is not MISSING else field.default

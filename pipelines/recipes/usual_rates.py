@@ -27,7 +27,8 @@ RATES = {
 
 def what_is_trained(recipe: Recipe) -> str:
     """What a recipe trains, as a key of RATES."""
-    objective, name = OBJECTIVES[recipe.learned.name], recipe.model.name_or_path
+    objective = OBJECTIVES[recipe.learned.name]
+    name = recipe.model.name_or_path
     if name is None:
         return "fresh weights"
     if recipe.training.lora is not None:
@@ -48,7 +49,8 @@ def choose(recipe: Recipe, left_open: set[str]) -> Recipe:
 
     left_open: which of learning_rate and num_train_epochs the recipe does not set, or sets to auto.
     """
-    kind, values = what_is_trained(recipe), {}
+    kind = what_is_trained(recipe)
+    values = {}
     if "learning_rate" in left_open:
         values["learning_rate"] = RATES[kind] * recipe.learned.share_of_usual_rate
     if "num_train_epochs" in left_open and recipe.training.max_steps < 1:
@@ -63,11 +65,13 @@ def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
     """
     if recipe.training.num_train_epochs == "auto":
         labelled = recipe.task is not None and recipe.model.name_or_path is not None
-        epochs, chosen = PRETRAINED_EPOCHS if labelled else 1.0, dict(recipe.chosen)
+        epochs = PRETRAINED_EPOCHS if labelled else 1.0
+        chosen = dict(recipe.chosen)
         needed = 0.0 if per_epoch is None else float(min(MOST_EPOCHS, -(-ENOUGH_STEPS // per_epoch)))
         if needed > epochs and recipe.training.max_steps < 1:
             reason = f"{epochs:g} are usual, but make {epochs * per_epoch:g} steps of these rows, too few to learn from"
-            epochs, chosen["training.num_train_epochs"] = needed, reason
+            chosen["training.num_train_epochs"] = reason
+            epochs = needed
         recipe = recipe.with_(training={"num_train_epochs": epochs}, chosen=chosen)
     return in_steps(recipe, per_epoch)
 
@@ -77,7 +81,8 @@ def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:
 
     per_epoch: optimizer steps of a pass over the data; None: not known, and UserError where the recipe names epochs.
     """
-    training, evaluation, chosen = recipe.training, recipe.evaluation, dict(recipe.chosen)
+    evaluation = recipe.evaluation
+    chosen = dict(recipe.chosen)
 
     def steps(value, setting: str, each: int = 1, noun: str = "step"):
         if not isinstance(value, str):
@@ -89,7 +94,7 @@ def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:
         chosen[setting] = f"{value}, each of {counted(per_epoch, 'step')}"
         return max(1, round(epochs_of(value) * per_epoch / each))
 
-    save = steps(training.save_steps, "training.save_steps")
+    save = steps(recipe.training.save_steps, "training.save_steps")
     every = steps(evaluation.every_steps, "evaluation.every_steps")
     patience = steps(evaluation.patience, "evaluation.patience", each=every or 1, noun="validation")
     validations = {"every_steps": every, "patience": patience}

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..manifest import read_json
-from ..recipes.differences import flat_settings
+from ..recipes.own_settings import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics

@@ -6,8 +6,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipes.compose import load_recipe
-from ..recipes.differences import flat_settings
-from ..recipes.own_settings import own_settings
+from ..recipes.own_settings import flat_settings, own_settings
 from ..recipes.recipe_files import shipped
 
 MISSING = object()

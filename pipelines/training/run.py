@@ -3,6 +3,7 @@
 import shutil
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import transformers
@@ -20,7 +21,7 @@ from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
-from .checkpoints.going_on import checkpoint_to_go_on
+from .checkpoints.resume import Verdict, rows_per_step_before
 from .checkpoints.run_folder import say
 from .checkpoints.safe_load import forged_files_named
 from .engines.elastic import UNIVERSAL, reads_universal
@@ -113,7 +114,7 @@ def check_by_trying(session: Session) -> int:
     """The dry run: prepare the data, build the model, make one step and evaluate a batch of each other split."""
     session.quiet = True
     session.prepare()
-    session.folder.check_free()
+    session.resume.check_free()
     model = fresh_model(session)
     trainer, facts = try_step(session, model)
     if session.is_main:
@@ -126,20 +127,23 @@ def start(session: Session) -> int:
     recipe, folder = session.recipe, session.folder
     if session.is_main and recipe.publish.repo_id is not None:
         resolve_repo_id(recipe.publish.repo_id)
-    session.prepare(session.from_main(folder.rows_per_step_before))
-    finished = session.from_main(folder.finished)
-    if finished is not None:
+    session.prepare(session.from_main(partial(rows_per_step_before, recipe)))
+    verdict = session.from_main(session.resume.verdict)
+    if verdict.kind == "finished":
         if session.is_main and not session.quiet:
-            print_result(folder.path, finished, session.data.objective.words, again=True)
+            print_result(folder.path, verdict.identity, session.data.objective.words, again=True)
         if session.is_main:
-            publish_finished(session, finished)
+            publish_finished(session, verdict.identity)
         return 0
     model = fresh_model(session)
     plugin_code(model.config)  # saved with the model after training; raises its errors now
     trainer = session.trainer(model)
-    checkpoint = session.from_main(lambda: checkpoint_to_go_on(session, trainer.trusts_checkpoints))
+    checkpoint = verdict.checkpoint
+    if checkpoint is not None:
+        made = partial(session.engine.resumable, checkpoint, session.arguments.world_size, trainer.trusts_checkpoints)
+        checkpoint = session.from_main(made)
     if session.is_main:
-        write_beginning(session, trainer, checkpoint)
+        write_beginning(session, trainer, verdict)
         if not session.quiet:
             print_start(session.recipe, session.data, trainer, checkpoint, session.stages)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
@@ -153,11 +157,11 @@ def start(session: Session) -> int:
             shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
 
 
-def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
+def write_beginning(session: Session, trainer, verdict: Verdict) -> None:
     """Write run.json and rows.json, and add the callbacks that write gradient norms and the report page."""
     folder, arguments = session.folder, session.arguments
-    if checkpoint is not None:
-        folder.go_on_from(checkpoint)
+    if verdict.checkpoint is not None:
+        folder.go_on_from(step_of(verdict.checkpoint), verdict.identity)
         trainer.staging.run_identity = session.identity_text()
     for tracker in trainer.trackers:
         tracker.run_id = folder.wandb_id
@@ -165,7 +169,7 @@ def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
         "running",
         world_size=arguments.world_size,
         rows_per_step=rows_of(arguments),
-        total_steps=folder.total_steps(session.recipe.training),
+        total_steps=session.resume.total_steps(session.recipe.training),
         hardware=hardware_words(arguments.device),
         **session.facts_of_stages(),
     )

@@ -24,7 +24,7 @@ from ..recipes.usual_rates import settled
 from ..storage.cache import sha
 from ..storage.record import data_identity
 from .arguments import data_ranks, rows_of, total_steps, training_arguments
-from .checkpoints.going_on import with_values_of_run
+from .checkpoints.resume import Resume
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
 from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
@@ -37,7 +37,7 @@ from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
 @dataclass
 class Session:
-    """One run in this process. `data` is None until `prepare`.
+    """One run in this process. `data` and `resume` are None until `prepare`.
 
     began: time.monotonic() when the command began (monotonic: the clock may be set back). stages: the stages of the
     recipe as this run trains them. staged: tracks the stage that is trained. pairs: those of evaluation.minimal_pairs.
@@ -53,12 +53,12 @@ class Session:
     stages: list[StageRun] = field(default_factory=list)
     staged: StagedTraining | None = None
     pairs: MinimalPairs | None = None
+    resume: Resume | None = None
 
     @classmethod
     def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
         """Make the session and start the process group; raises UserError for a recipe that cannot be trained here."""
         section, engine = recipe.training, engine_for(recipe.training)
-        recipe = with_values_of_run(recipe)
         arguments = training_arguments(recipe, engine)
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
@@ -103,11 +103,12 @@ class Session:
         if per_step not in (None, rows_of(self.arguments)):
             self.arguments = training_arguments(recipe, self.engine, per_step)
         folder, rows = self.folder, self.data.rows["train"]
-        folder.data, folder.rows_per_step = self.data.facts, rows_of(self.arguments)
-        per_epoch = steps_of_epoch(rows.in_epoch, folder.rows_per_step)
+        folder.data, per_step = self.data.facts, rows_of(self.arguments)
+        per_epoch = steps_of_epoch(rows.in_epoch, per_step)
         recipe = self.settle(per_epoch)
-        folder.total_steps = partial(total_steps, per_epoch=per_epoch)
-        total = folder.total_steps(recipe.training)
+        steps = partial(total_steps, per_epoch=per_epoch)
+        self.resume = Resume(folder, self.engine, self.arguments.world_size, per_step, steps)
+        total = steps(recipe.training)
         if total is not None:
             check_schedule(recipe.training, total)
         check_rows_can_be_shared(recipe, rows)

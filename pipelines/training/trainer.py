@@ -29,10 +29,11 @@ from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import without_messages
 from .arguments import refusals, rows_of
 from .checkpoints.checkpoint_staging import CheckpointStaging, SaveTheBest, locate_best
-from .checkpoints.resume_settings import ResumedSettings
+from .checkpoints.resume import ResumedSettings
+from .checkpoints.run_folder import processes_of
 from .checkpoints.safe_load import plain_data_alone
 from .checkpoints.weight_average import WeightAverage, load_average
-from .engines.elastic import draw_anew, processes_of
+from .engines.elastic import draw_anew
 from .engines.engine import Engine
 from .engines.even_batches import SetEpochCallback, share_out_in_full_rounds
 from .engines.main_process import broadcast_from_main

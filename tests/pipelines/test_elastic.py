@@ -10,8 +10,8 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.global_batch import micro_batches, rows_per_step
 from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.training.checkpoints.resume import check_engine, saved_under
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
-from anyformer.pipelines.training.engines.elastic import check_engine_of, saved_under
 from anyformer.pipelines.training.engines.whole import DDP, OneProcess
 from hypothesis import given
 from hypothesis import strategies as st
@@ -106,13 +106,13 @@ def test_a_checkpoint_of_another_engine_is_not_begun_again(tmp_path):
     with pytest.raises(
         UserError, match=r"run under DeepSpeed, which DDP cannot read; go on by --launch zero2, or begin"
     ):
-        check_engine_of(checkpoint, DDP(section))
-    check_engine_of(checkpoint, DeepSpeed(section))
+        check_engine(checkpoint, DDP(section), 1, True)
+    check_engine(checkpoint, DeepSpeed(section), 1, True)
     shutil.rmtree(checkpoint / "global_step5")
     with pytest.raises(UserError, match="run without an engine, which DeepSpeed cannot read; go on without"):
-        check_engine_of(checkpoint, DeepSpeed(section))
-    check_engine_of(checkpoint, DDP(section))
-    check_engine_of(checkpoint, OneProcess(section))
+        check_engine(checkpoint, DeepSpeed(section), 1, True)
+    check_engine(checkpoint, DDP(section), 1, True)
+    check_engine(checkpoint, OneProcess(section), 1, True)
 
 
 def run_on(processes, main, command, recipe, run, folder, *options):

@@ -34,8 +34,10 @@ class CheckpointStaging:
         background, and must read the final folder. Raises UserError if the block fails because the disk is full.
         """
         before = arguments.output_dir, arguments.push_to_hub
-        run_folder, staged = Path(before[0]), Path(before[0]) / STAGING / name
-        arguments.output_dir, arguments.push_to_hub = str(staged.parent), False
+        run_folder = Path(arguments.output_dir)
+        staged = run_folder / STAGING / name
+        arguments.output_dir = str(staged.parent)
+        arguments.push_to_hub = False
         try:
             yield staged
         except Exception as error:

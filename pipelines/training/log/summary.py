@@ -11,7 +11,7 @@ from ...backends import backends_of
 from ...objectives.data import Data
 from ...objectives.prepare import describe_data
 from ...plugins import with_plugins
-from ...recipes.differences import flat_settings
+from ...recipes.own_settings import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.row_words import Words
 from ...recipes.schema import Recipe
@@ -20,7 +20,7 @@ from ...reporting.report import REPORT
 from ...reporting.settings import in_words
 from ...words import aligned, counted, human_time, short_number
 from ..arguments import rows_of
-from ..engines.elastic import processes_of
+from ..checkpoints.run_folder import processes_of
 from ..engines.engine import Engine
 from ..lora import plain
 from ..stages.stage_run import StageRun

@@ -10,12 +10,12 @@ from anyformer.pipelines.publishing.model_card import MARKER, render_model_card,
 from anyformer.pipelines.publishing.publish import files_to_publish
 from anyformer.pipelines.publishing.run_facts import RunFacts
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
-from anyformer.pipelines.recipes.differences import resume_difference
 from anyformer.pipelines.recipes.own_settings import own_settings
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.model_folder import open_model_folder
+from anyformer.pipelines.training.checkpoints.resume import resume_difference
 from hypothesis import given
 from hypothesis import strategies as st
 

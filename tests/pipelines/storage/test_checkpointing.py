@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -58,20 +57,17 @@ def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypa
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sharded, tmp_path, monkeypatch):
     from anyformer.pipelines.errors import UserError
-    from anyformer.pipelines.recipes.schema import Recipe
-    from anyformer.pipelines.training.checkpoints.going_on import checkpoint_to_go_on
+    from anyformer.pipelines.recipes.schema import TrainingSection
+    from anyformer.pipelines.training.checkpoints.resume import check_engine
     from anyformer.pipelines.training.engines.whole import OneProcess
 
-    checkpoint, recipe = make_checkpoint(tmp_path, 4), Recipe()
+    checkpoint, engine = make_checkpoint(tmp_path, 4), OneProcess(TrainingSection())
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
-    folder, engine = SimpleNamespace(checkpoint_to_resume=lambda: checkpoint), OneProcess(recipe.training)
-    session = SimpleNamespace(recipe=recipe, folder=folder, engine=engine, arguments=SimpleNamespace(world_size=1))
     engine.reads_pickles = sharded
     if sharded:
         with pytest.raises(UserError, match=r"checkpoint-4: the folder belongs to another user .*--trust-remote-code"):
-            checkpoint_to_go_on(session, trusted=False)
-        session.recipe = recipe.with_(trust_remote_code=True)
-    assert checkpoint_to_go_on(session, trusted=False) == checkpoint
+            check_engine(checkpoint, engine, 1, trusted=False)
+    check_engine(checkpoint, engine, 1, trusted=sharded)
 
 
 def test_what_was_never_committed_is_invisible(tmp_path):

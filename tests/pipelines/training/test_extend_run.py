@@ -9,7 +9,7 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
-from anyformer.pipelines.training.checkpoints.extend_run import extend, shared_steps
+from anyformer.pipelines.training.checkpoints.resume import extend, shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from golden_runs import losses_of, recipe_of
 from hypothesis import given
@@ -150,7 +150,7 @@ def test_a_first_stage_of_one_step_stays_one_step(tmp_path):
     stages = [{"until": 0.1, "learning_rate": "constant"}, {"until": 1.0, "learning_rate": "decay"}]
     made = recipe_of("decoder", tmp_path, 10) | {"stages": stages}
     made["training"] = {"max_steps": 10, "output_dir": str(tmp_path)}
-    facts = {"recipe": recipe_from_dict(made).to_dict(), "status": "finished", "steps": 10}
+    facts = {"recipe": recipe_from_dict(made).to_dict(), "data": {"fingerprint": ""}, "status": "finished", "steps": 10}
     (tmp_path / "run.json").write_text(json.dumps(facts))
     longer = extend(recipe_from_dict(made, ["training.max_steps=20"]))
     assert [stage.end for stage in stages_of(longer)] == [1, 10, 20]

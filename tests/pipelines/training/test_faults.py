@@ -467,14 +467,17 @@ def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
 @pytest.mark.parametrize("file", ["manifest.json", "anyformer_run.json"])
 def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(file, text, tmp_path):
     from anyformer.pipelines.recipes.compose import load_recipe
+    from anyformer.pipelines.training.checkpoints.resume import Resume
     from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
+    from anyformer.pipelines.training.engines.whole import OneProcess
 
     recipe = load_recipe("quickstart", [f"training.output_dir={tmp_path}"])
     folder = RunFolder(recipe, {"fingerprint": "x" * 32})
     identity = json.dumps(folder.identity() | {"world_size": 1}).encode()
     good, bad = (make_checkpoint(tmp_path, step, {"anyformer_run.json": identity, "weights": b"w"}) for step in (1, 2))
     (bad / file).write_bytes(text.encode("latin-1"))
-    assert folder.checkpoint_to_resume() == good
+    verdict = Resume(folder, OneProcess(recipe.training)).verdict()
+    assert (verdict.kind, verdict.checkpoint) == ("goes on", good)
     assert (tmp_path / "corrupt-checkpoint-2").is_dir()
 
 

@@ -17,7 +17,7 @@ from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSec
 from anyformer.pipelines.recipes.stage_plan import stages_of
 from anyformer.pipelines.reporting.charts import marks_of
 from anyformer.pipelines.reporting.run_log import read_run
-from anyformer.pipelines.training.checkpoints.extend_run import extend, shared_steps
+from anyformer.pipelines.training.checkpoints.resume import extend, shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
 from anyformer.pipelines.training.stages.staged_trainer import OVERRIDDEN_BY_STAGES, StagedTrainer
@@ -117,7 +117,7 @@ def test_extending_adds_the_stages_that_the_recipe_has_beyond_the_run_or_its_las
 
     def has_run(status: str, total: int, *stages) -> None:
         recipe = run_of(total, *stages, **training)
-        run = {"recipe": recipe.to_dict(), "status": status, "steps": total}
+        run = {"recipe": recipe.to_dict(), "data": {"fingerprint": ""}, "status": status, "steps": total}
         (tmp_path / "run.json").write_text(json.dumps(run))
 
     has_run("finished", 8, *shares)
