@@ -20,7 +20,7 @@ from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
 from .types import convert, show, within_bounds
 
-TRACKERS = ("wandb", "trackio", "tensorboard")
+TRACKERS = ("wandb", "trackio", "tensorboard", "codecarbon")
 OWN_SCHEDULES = ("wsd",)
 # Schedules that read no training.lr_scheduler_kwargs; earlier versions took some.
 UNSHAPED = ("constant", "constant_with_warmup")

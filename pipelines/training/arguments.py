@@ -11,6 +11,7 @@ from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line, need_package
 from ..plugins import less_is_better
 from ..recipes.checks import FOLLOWS_VALIDATIONS, check_schedule
+from ..recipes.deepspeed_settings import deepspeed_config
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import sharing_rows
@@ -18,7 +19,6 @@ from ..recipes.schema import PartNorms, Recipe, TrainingSection
 from ..recipes.usual_rates import settled
 from .compiled_layers import COMPILING
 from .engines.asked import engine_for
-from .engines.deepspeed_engine import deepspeed_config
 from .engines.engine import Engine
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
@@ -83,7 +83,7 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
     for tracker in set(trackers) - {"none"}:
-        need_package(f"training.report_to={tracker}", tracker, tracker)
+        need_package(f"training.report_to={tracker}", tracker, None if tracker == "codecarbon" else tracker)
     check_lora(recipe)
     # Left out: Trainer would compile the whole model, which takes minutes (see compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
