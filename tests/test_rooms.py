@@ -22,6 +22,7 @@ LEAVES = {
     "manifest",
     "one_class",
     "open_tokenizer",
+    "patches",
     "plugins",
     "positions",
     "transformers_logging",

@@ -40,7 +40,7 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
 
     resumed_at: the step from which this command resumed the run; None: it began the run.
     """
-    validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
+    validations = validations_of(trainer.state.log_history, trainer.measures.names)
     average(session, trainer)
     trained = session.engine.parameters_of(trainer.model, trained=True)
     metrics, signatures, classes = evaluate_splits(session, trainer)

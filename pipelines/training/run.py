@@ -2,7 +2,9 @@
 
 import shutil
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import transformers
@@ -51,22 +53,37 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
     """
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would break our progress line
-    session = Session.of(recipe, time.monotonic() if began is None else began, quiet)
+    began = time.monotonic() if began is None else began
+    session = Session.of(recipe, began, quiet or dry_run, is_trial=dry_run)  # the engine
     if dry_run:
         return check_by_trying(session)
-    folder = session.folder.path
     stop = StopAtOnce(active=session.is_main)
+    with ended_in_a_sentence(session, stop), session.folder.held() if session.is_main else nullcontext(), stop:
+        check_upload(session)
+        session.prepare()  # the data
+        if is_finished(session):
+            return 0
+        model = fresh_model(session)
+        trainer = session.trainer(model)
+        checkpoint = session.from_main(partial(checkpoint_to_go_on, session, session.recipe.trust_remote_code))
+        begin(session, trainer, checkpoint)
+        return go(session, trainer, checkpoint)
+    return 128 + stop.received
+
+
+@contextmanager
+def ended_in_a_sentence(session: Session, stop: StopAtOnce) -> Iterator[None]:
+    """End the block on a signal, with a sentence; errors of a full disk or of too little memory become UserErrors."""
+    folder = session.folder.path
     try:
-        with session.folder.held() if session.is_main else nullcontext(), stop:
-            return start(session)
+        yield
     except BaseException as error:
         if stop.received is None:  # otherwise the error follows from the signal, whatever it is
             raise_as_sentence(session, error)
         shutil.rmtree(folder / STAGING, ignore_errors=True)
-        if not quiet:
+        if not session.quiet:
             print(stopped_sentence(f"stopped by signal {stop.received}", folder))
         stop.close()
-        return 128 + stop.received
 
 
 def raise_as_sentence(session: Session, error: BaseException) -> None:
@@ -106,12 +123,12 @@ def fresh_model(session: Session):
     for run in session.stages:
         with of_stage(run.stage.number):
             check_length(run.data.objective, model.config, trains=True, data=run.data)
+    plugin_code(model.config)  # saved with the model after training; raises its errors now
     return model
 
 
 def check_by_trying(session: Session) -> int:
     """The dry run: prepare the data, build the model, make one step and evaluate a batch of each other split."""
-    session.quiet = True
     session.prepare()
     session.folder.check_free()
     model = fresh_model(session)
@@ -121,36 +138,30 @@ def check_by_trying(session: Session) -> int:
     return 0
 
 
-def start(session: Session) -> int:
-    """Prepare the run, then train it; of a run that is finished already, print and publish the result."""
-    recipe, folder = session.recipe, session.folder
-    if session.is_main and recipe.publish.repo_id is not None:
-        resolve_repo_id(recipe.publish.repo_id)
-    session.prepare(session.from_main(folder.rows_per_step_before))
-    finished = session.from_main(folder.finished)
-    if finished is not None:
-        if session.is_main and not session.quiet:
-            print_result(folder.path, finished, session.data.objective.words, again=True)
-        if session.is_main:
-            publish_finished(session, finished)
-        return 0
-    model = fresh_model(session)
-    plugin_code(model.config)  # saved with the model after training; raises its errors now
-    trainer = session.trainer(model)
-    checkpoint = session.from_main(lambda: checkpoint_to_go_on(session, trainer.trusts_checkpoints))
+def check_upload(session: Session) -> None:
+    """Raise UserError for a repository of the Hub that the finished model could not be pushed to."""
+    if session.is_main and session.recipe.publish.repo_id is not None:
+        resolve_repo_id(session.recipe.publish.repo_id)
+
+
+def is_finished(session: Session) -> bool:
+    """Whether the run is finished already; then its result is printed, and published if it is not."""
+    finished = session.from_main(session.folder.finished)
+    if finished is not None and session.is_main:
+        if not session.quiet:
+            print_result(session.folder.path, finished, session.data.objective.words, again=True)
+        publish_finished(session, finished)
+    return finished is not None
+
+
+def begin(session: Session, trainer, checkpoint: Path | None) -> None:
+    """Write the beginning of the run into its folder, and print it. checkpoint: from which it goes on, if any."""
     if session.is_main:
         write_beginning(session, trainer, checkpoint)
         if not session.quiet:
             print_start(session.recipe, session.data, trainer, checkpoint, session.stages)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
-    try:
-        return run(session, trainer, checkpoint)
-    finally:
-        for tracker in trainer.trackers:
-            tracker.close()
-        if session.is_main:
-            shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
 
 
 def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
@@ -176,21 +187,32 @@ def write_beginning(session: Session, trainer, checkpoint: Path | None) -> None:
     trainer.add_callback(ReportPage(folder.path))
 
 
-def run(session: Session, trainer, checkpoint: Path | None) -> int:
-    """Train, and complete the run's folder unless a signal has stopped the training."""
-    with forged_files_named(checkpoint, session.engine.loads_by_itself):
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    stopped = trainer.stop_signal.agree(trainer.args)
-    if stopped is None:
-        trainer.guard.check()
-        complete(session, trainer, None if checkpoint is None else step_of(checkpoint))
-        return 0
-    if session.is_main and not session.quiet:
-        step, folder = trainer.state.global_step, session.folder.path
-        print(
-            stopped_sentence(f"stopped by signal {stopped}", folder)
-            if trainer.has_ended
-            else f"stopped by signal {stopped} after step {step}; saved {folder / f'checkpoint-{step}'}; the same "
-            f"command goes on from there"
-        )
-    return 128 + stopped
+def go(session: Session, trainer, checkpoint: Path | None) -> int:
+    """Train, and complete the run's folder unless a signal has stopped the training; return the exit code."""
+    try:
+        with forged_files_named(checkpoint, session.engine.loads_by_itself):
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        stopped = trainer.stop_signal.agree(trainer.args)
+        if stopped is None:
+            trainer.guard.check()
+            complete(session, trainer, None if checkpoint is None else step_of(checkpoint))
+            return 0
+        if session.is_main and not session.quiet:
+            print(sentence_of_stop(session, trainer, stopped))
+        return 128 + stopped
+    finally:
+        for tracker in trainer.trackers:
+            tracker.close()
+        if session.is_main:
+            shutil.rmtree(session.folder.path / UNIVERSAL, ignore_errors=True)
+
+
+def sentence_of_stop(session: Session, trainer, stopped: int) -> str:
+    """The message for a run whose training a signal has stopped. stopped: the signal's number."""
+    step, folder = trainer.state.global_step, session.folder.path
+    if trainer.has_ended:
+        return stopped_sentence(f"stopped by signal {stopped}", folder)
+    return (
+        f"stopped by signal {stopped} after step {step}; saved {folder / f'checkpoint-{step}'}; the same command goes "
+        f"on from there"
+    )

@@ -34,6 +34,25 @@ class DeepSpeed(Engine):
     def builds_late(self) -> bool:
         return self.splits_weights is not None
 
+    def start(self, arguments: "TrainingArguments") -> None:
+        """Start DeepSpeed's process group.
+
+        ZeRO-3 shards a model over this group while it is built; without it the model would be sharded over one process.
+        DeepSpeed also groups the processes that share rows (sp).
+        """
+        from transformers.integrations import is_deepspeed_zero3_enabled
+
+        sharing = getattr(arguments, "parallelism_config", None)
+        if is_deepspeed_zero3_enabled() or (sharing is not None and sharing.sp_size > 1):
+            import deepspeed
+
+            deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
+
+    @contextmanager
+    def entered(self, trainer_settings: dict):
+        gather_experts_whole(trainer_settings["model"])
+        yield
+
     def share(self, model, device):
         from .late_weights import is_late
 
@@ -84,21 +103,6 @@ def check_whole_matrices(section: TrainingSection) -> None:
             f"{other}"
         )
     DeepSpeed(section).check_average()
-
-
-def start_deepspeed(arguments: "TrainingArguments") -> None:
-    """Start DeepSpeed's process group before a model is built.
-
-    ZeRO-3 shards a model over this group while it is built; without it the model would be sharded over one process.
-    DeepSpeed also groups the processes that share rows (sp).
-    """
-    from transformers.integrations import is_deepspeed_zero3_enabled
-
-    sharing = getattr(arguments, "parallelism_config", None)
-    if is_deepspeed_zero3_enabled() or (sharing is not None and sharing.sp_size > 1):
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
 
 
 def share_out(model, device):

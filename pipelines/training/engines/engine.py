@@ -7,11 +7,15 @@ import os
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import PartNorms, Recipe, TrainingSection
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 # Set only by `accelerate launch`; other variables of accelerate are also set by transformers.
 BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
@@ -30,6 +34,7 @@ class Engine:
 
     Args:
         section: the recipe's training section.
+        trusts_checkpoints: whether its library may unpickle arbitrary objects from a checkpoint (safe_load.py).
     """
 
     name: str | None = None  # in errors and run.json; None: one plain process
@@ -43,8 +48,9 @@ class Engine:
     loads_by_itself = False  # whether its library reads checkpoints without torch's safe loading
     repeats_weights = True  # whether a weight that is not split is the same in all processes
 
-    def __init__(self, section: TrainingSection):
+    def __init__(self, section: TrainingSection, trusts_checkpoints: bool = False):
         self.section, self.parallelism = section, section.parallelism
+        self.trusts_checkpoints = trusts_checkpoints
 
     @property
     def splitter(self) -> str | None:
@@ -163,6 +169,9 @@ class Engine:
                 f"the run was started for {self.name}, but {others[0] if others else 'a plain model'} would train; "
                 f"write {WAY_OUT} {self.launched_by}"
             )
+
+    def start(self, arguments: "TrainingArguments") -> None:
+        """Called before a model is built, when the process group of the arguments has started."""
 
     def share(self, model, device):
         """The model, split over the processes by engines that split it when it is built. device: of this process."""

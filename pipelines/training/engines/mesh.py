@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError, first_line
+from ...patches import replaced
 from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_together, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
@@ -95,18 +96,13 @@ class Mesh(Engine):
 
     @contextmanager
     def entered(self, trainer_settings: dict):
-        """In the block Trainer does not see that optimizer states are saved, nor accelerate that the model is split.
+        """While Trainer is constructed, hides two facts.
 
-        Trainer refuses to save such states; `save_states` does it. accelerate would distribute rows by the split, and
-        refuses that on CPUs; `share_rows` does it.
+        It would refuse to save split states, and accelerate would share rows by the split.
         """
-        arguments, model = trainer_settings["args"], plain(trainer_settings["model"])
-        only_model, tensors = arguments.save_only_model, getattr(model, "_tp_size", None)
-        arguments.save_only_model, model._tp_size = True, None
-        try:
+        model = plain(trainer_settings["model"])
+        with replaced(trainer_settings["args"], save_only_model=True), replaced(model, _tp_size=None):
             yield
-        finally:
-            arguments.save_only_model, model._tp_size = only_model, tensors
 
     def check_begun(self, trainer) -> None:
         check_shared(trainer.model, self.parallelism)

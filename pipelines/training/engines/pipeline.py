@@ -16,6 +16,7 @@ from torch import nn
 from ...accounting.flops import FlopCount
 from ...data.batch_keys import IGNORE_INDEX
 from ...errors import UserError
+from ...patches import write
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
 from ..checkpoints.stored_weights import stored_weights
 from .late_weights import fill
@@ -150,8 +151,7 @@ class Pipeline:
             base.norm, model.lm_head = nn.Identity(), Elsewhere()
         fill(model)
         model.to(device)
-        # Trainer reads it to decide whether to wrap the model in DDP, which is for processes with the same weights.
-        model._is_distributed_loading_by_transformers = True
+        write(model, "_is_distributed_loading_by_transformers", True)
         self.model, self.stage, self.schedules = model, Stage(model, self.is_first, self.is_last), {}
         self.ends = dist.new_group([0, stages - 1]) if self.is_tied else None  # all processes must call new_group
 
