@@ -296,8 +296,9 @@ class AnyformerTrainer(Trainer):
             self.audit.trained(self.state.global_step + 1, int(self.rows.epoch(self.state.epoch) or 0), rows)
         self.throughput.add_batch(self.model, inputs)
         self.steps.remember(self.state.global_step + 1, self._tr_loss)
-        by_trainer = partial(super().training_step, model, inputs, num_items_in_batch)
-        loss = self.engine.train_step(self, inputs, num_items_in_batch, by_trainer)
+        loss = self.engine.train_step(self, inputs, num_items_in_batch)
+        if loss is None:
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         give_back(self.args.device.type)
         return loss
@@ -306,7 +307,9 @@ class AnyformerTrainer(Trainer):
         """Trainer calls this last before the optimizer: a bad step loses its gradients here, so it changes nothing."""
         if self.own_optimizer is not None:
             self.own_rates = self.own_optimizer.rates_of(self.optimizer)
-        norm = self.engine.grad_norm(self, partial(super()._get_grad_norm, model, grad_norm=grad_norm))
+        clipped = self.engine.clip(self)
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm if clipped is None else clipped)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         verdict = self.steps.judge(self.state.global_step + 1, norm, self.accelerator)
         if verdict is not None:
             self.steps.count(verdict, speaks=self.accelerator.is_main_process)
@@ -440,7 +443,8 @@ class AnyformerTrainer(Trainer):
         best, words = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
         self._check_intact([best], words, "keeps the last model")
         with self._plain_data():
-            self.engine.load_weights(self, best, self._load_best_model)
+            if not self.engine.load_weights(self, best):
+                self._load_best_model()
         if self.average is not None:
             self.average.load(best)
 
@@ -476,23 +480,24 @@ class AnyformerTrainer(Trainer):
                 self._push_from_checkpoint(str(folder / name))
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        self.engine.save_states(self, Path(output_dir), partial(super()._save_optimizer_and_scheduler, output_dir))
+        if not self.engine.save_states(self, Path(output_dir)):
+            super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        if checkpoint is not None:
-            by_trainer = partial(super()._load_optimizer_and_scheduler, checkpoint)
-            self.engine.load_states(self, Path(checkpoint), by_trainer)
+        if checkpoint is not None and not self.engine.load_states(self, Path(checkpoint)):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        by_trainer = partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
-        self.engine.load_weights(self, Path(resume_from_checkpoint), by_trainer)
+        if not self.engine.load_weights(self, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def save_model(self, output_dir=None, _internal_call=False):
         # The saved model must generate with its original value.
         config, training = self.model.config, self.model.config.use_cache
         folder, config.use_cache = Path(output_dir or self.args.output_dir), self._use_cache
         try:
-            self.engine.save_weights(self, folder, partial(super().save_model, output_dir, _internal_call))
+            if not self.engine.save_weights(self, folder):
+                super().save_model(output_dir, _internal_call)
             if self.args.should_save and is_adapted(self.model):
                 save_adapted_config(self.model, folder)
         finally:

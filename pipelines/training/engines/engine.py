@@ -214,7 +214,7 @@ class Engine:
         """The engine that is running, for run.json: the class that wraps the model, or how the model is split."""
         return type(wrapped).__name__
 
-    # ---- called by the trainer. By default transformers and accelerate do the work: `by_trainer` is Trainer's method.
+    # ---- called by the trainer. By default transformers and accelerate do the work.
 
     @property
     def sharing(self) -> int:
@@ -246,9 +246,9 @@ class Engine:
     def share_rows(self, loader) -> None:
         """Change a loader that accelerate has prepared, so that processes that share rows read the same ones."""
 
-    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
-        """Add the gradients of a batch; return its loss."""
-        return by_trainer()
+    def train_step(self, trainer, inputs: dict, labels_counted):
+        """Add the gradients of a batch and return its loss; None: Trainer does it."""
+        return None
 
     @cached_property
     def clipped_parts(self):
@@ -259,12 +259,12 @@ class Engine:
 
         return ClippedParts(self.section.max_grad_norm)
 
-    def grad_norm(self, trainer, by_trainer):
-        """The norm of all gradients before clipping; the parts of max_grad_norm, if it has any, are clipped here."""
+    def clip(self, trainer):
+        """Clip all gradients, or each part of max_grad_norm; return their norm before. None: Trainer clips them."""
         if self.clipped_parts is None:
-            return by_trainer()
+            return None
         trainer.accelerator.unscale_gradients()
-        return by_trainer(grad_norm=self.clipped_parts.clip(trainer.model))
+        return self.clipped_parts.clip(trainer.model)
 
     def norms_of_parts(self) -> dict[str, float]:
         """The gradient norm of each part for the log; {} where all gradients are clipped together."""
@@ -278,8 +278,11 @@ class Engine:
         """The FlopCount of the whole model (accounting/flops.py); None: the trainer makes it from its model."""
         return None
 
-    def as_trainer_does(self, trainer, folder: Path, by_trainer) -> None:
-        """Load or save a checkpoint: the weights of the whole model or adapter, or optimizer and schedule."""
-        by_trainer()
+    def as_trainer_does(self, trainer, folder: Path) -> bool:
+        """Load or save a checkpoint: the weights of the whole model or adapter, or optimizer and schedule.
+
+        Returns whether it is done; False: Trainer does it.
+        """
+        return False
 
     load_weights = save_weights = load_states = save_states = as_trainer_does

@@ -115,11 +115,7 @@ class Mesh(Engine):
             if shard.num_processes == 1:
                 shard.even_batches = False  # otherwise an epoch's last batch is filled up with the first rows
 
-    def grad_norm(self, trainer, by_trainer):
-        norm = super().grad_norm(trainer, by_trainer)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def load_weights(self, trainer, folder: Path) -> bool:
         if is_adapted(trainer.model):
             from peft import set_peft_model_state_dict
 
@@ -127,8 +123,9 @@ class Mesh(Engine):
         else:
             options = StateDictOptions(full_state_dict=True, strict=True)
             set_model_state_dict(trainer.model, stored_weights(trainer.model, folder), options=options)
+        return True
 
-    def save_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def save_weights(self, trainer, folder: Path) -> bool:
         """Gather the whole weights on the process that writes, and free them after saving."""
         state, config = self.whole_state(trainer), trainer.model.config
         if trainer.args.should_save:
@@ -138,6 +135,7 @@ class Mesh(Engine):
             finally:
                 if distributed is not None:
                     config.distributed_config = distributed
+        return True
 
     def whole_state(self, trainer) -> dict:
         """The whole weights on the process that writes, {} on the others; all processes must call this."""
@@ -147,7 +145,7 @@ class Mesh(Engine):
         options = {"save_on_this_rank": trainer.args.should_save}
         return model.gather_sharded_state_dict_for_save(model, state, model.config.distributed_config, **options)
 
-    def load_states(self, trainer, folder: Path, by_trainer) -> None:
+    def load_states(self, trainer, folder: Path) -> bool:
         """Load optimizer and schedule; raises UserError for states that do not fit the weights of this process."""
         from transformers.distributed.checkpoint import load_optimizer_distributed
 
@@ -161,13 +159,15 @@ class Mesh(Engine):
                 f"{FIELD} that the run began with"
             ) from error
         trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_FILE, weights_only=True))
+        return True
 
-    def save_states(self, trainer, folder: Path, by_trainer) -> None:
+    def save_states(self, trainer, folder: Path) -> bool:
         from transformers.distributed.checkpoint import save_optimizer_distributed
 
         save_optimizer_distributed(trainer.model, trainer.optimizer, str(folder / OPTIMIZER_FOLDER))
         if trainer.args.should_save:
             torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_FILE)
+        return True
 
 
 def distributed_config(settings: ParallelismSettings):

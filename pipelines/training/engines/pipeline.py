@@ -88,7 +88,7 @@ class Stages(Mesh):
     def entered(self, trainer_settings: dict):
         with super().entered(trainer_settings):
             yield
-        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage alone; `grad_norm` clips all
+        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage alone; `clip` clips all
 
     def check_begun(self, trainer) -> None:
         """Nothing to check: `share` has split the model, or raised an error."""
@@ -102,20 +102,21 @@ class Stages(Mesh):
                 f"answers and parts of its data; set pp to 1"
             )
 
-    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def load_weights(self, trainer, folder: Path) -> bool:
         weights = stored_weights(trainer.model, folder)  # those of all stages
         trainer.model.load_state_dict({name: weights[name] for name in trainer.model.state_dict()}, strict=True)
+        return True
 
     def whole_state(self, trainer) -> dict:
         return trainer.model.pipeline.whole_state()
 
-    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
+    def train_step(self, trainer, inputs: dict, labels_counted):
         trainer.model.train()
         inputs, last = trainer._prepare_inputs(inputs), trainer.accelerator.sync_gradients
         return trainer.model.pipeline.train_step(inputs, labels_counted, last, trainer.accelerator.autocast)
 
-    def grad_norm(self, trainer, by_trainer):
-        return by_trainer(grad_norm=trainer.model.pipeline.clip_gradients(self.section.max_grad_norm))
+    def clip(self, trainer):
+        return trainer.model.pipeline.clip_gradients(self.section.max_grad_norm)
 
     def summed_loss(self, trainer, inputs: dict):
         return trainer.model.pipeline.summed_loss(inputs, trainer.accelerator.autocast)

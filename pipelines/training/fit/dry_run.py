@@ -16,6 +16,7 @@ from ...recipes.schema import Recipe
 from ..arguments import data_ranks, total_steps, training_arguments
 from ..engines.mesh import local
 from ..log.progress import ProgressLine
+from ..session import Session
 from ..stages.stage_run import StageRun
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
@@ -33,7 +34,7 @@ class OneStep(TrainerCallback):
 
 
 @contextmanager
-def one_sentence(session, stage: StageRun | None) -> Iterator[None]:
+def one_sentence(session: Session, stage: StageRun | None) -> Iterator[None]:
     """Turn any error of the trial into a UserError, such as one of too little memory or of unchecked options.
 
     session: of the run. stage: the one that is tried.
@@ -72,7 +73,7 @@ def trial_recipe(recipe: Recipe, rows: Rows, arguments: TrainingArguments, folde
     return recipe.with_(training=changed, evaluation=validations)
 
 
-def try_step(session, model) -> tuple:
+def try_step(session: Session, model) -> tuple:
     """Make one optimizer step and evaluate one batch of each other split; returns (trainer, facts).
 
     session: the run's (session.py). facts: "loss", "finite" (whether the gradients are), "rows" (of the batch), "where"

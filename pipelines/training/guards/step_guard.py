@@ -99,7 +99,6 @@ class StepGuard:
         """The verdict on a step with this norm of its gradients; None where steps are not judged one by one."""
         if norm is None:  # DeepSpeed has none before its first step
             return None
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not self.decides:
             self._waiting.append((step, norm))
             return None
