@@ -36,9 +36,10 @@ class Sharing:
     loads_shares: bool = False
     needs_gpus: bool = False
 
-    def launched_on(self, is_cpu: bool) -> str:
-        """The value of --launch on CPUs or GPUs."""
-        return "ddp" if is_cpu and self.needs_gpus else self.launched_by
+    def launcher(self, is_cpu: bool, machines: int) -> str:
+        """The value of --launch on CPUs or GPUs; for several machines, the file of configs/accelerate."""
+        replaced = (is_cpu and self.needs_gpus) or (machines > 1 and self.launched_by == MESH)
+        return "ddp" if replaced else self.launched_by
 
     def host_memory(
         self, whole: int, share: int, processes: int, is_fresh: bool, adapted: bool

@@ -18,7 +18,7 @@ from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import MESH, processes_of, sharing_rows, words_of
+from ..recipes.parallelism import processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
 from ..recipes.schema import DataSection, Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, stages_of
@@ -399,12 +399,12 @@ def launch_command(name: str, section: TrainingSection, memory: Memory, devices:
     """The command that trains a recipe this way; on several machines, the one to run on each."""
     if devices.count == 1:
         return f"anyformer train {name}"
-    engine = sharing_of(section, memory.stage).launched_on(devices.is_cpu)
-    if devices.count <= memory.per_node:
+    machines = -(-devices.count // memory.per_node)
+    engine = sharing_of(section, memory.stage).launcher(devices.is_cpu, machines)
+    if machines == 1:
         return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
-    file = "ddp" if engine == MESH else engine  # of configs/accelerate
-    machines = f"--num_machines {-(-devices.count // memory.per_node)} --num_processes {devices.count}"
-    return f"accelerate launch --config_file configs/accelerate/{file}.yaml {machines} scripts/train.py {name}"
+    numbers = f"--num_machines {machines} --num_processes {devices.count}"
+    return f"accelerate launch --config_file configs/accelerate/{engine}.yaml {numbers} scripts/train.py {name}"
 
 
 def advise(recipe: Recipe, step: StepMemory, memory: Memory, devices: Devices, rows: int) -> str:

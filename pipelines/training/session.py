@@ -8,7 +8,7 @@ from functools import partial
 from transformers import TrainingArguments
 
 from ..adapters import weights_identity
-from ..data.rows import Rows, steps_of_epoch
+from ..data.rows import steps_of_epoch
 from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
@@ -147,27 +147,20 @@ class Session:
         """The collator for the rows of some data under this engine."""
         return self.engine.collator(data.collator_of(is_packed(self.data)))
 
-    def trainer(
-        self,
-        model,
-        recipe: Recipe | None = None,
-        arguments: TrainingArguments | None = None,
-        trained: Rows | None = None,
-        data: Data | None = None,
-    ):
-        """The trainer of a model. The other arguments replace those of the run in a trial; None: those of the run."""
+    def trainer(self, model):
+        """The trainer of a model."""
         from .compiled_layers import CompiledLayers
         from .log.trackers import keep_in_run
         from .lora import plain
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
 
-        recipe, arguments, data = recipe or self.recipe, arguments or self.arguments, data or self.data
+        recipe, arguments, data = self.recipe, self.arguments, self.data
         if self.pairs is not None:
             self.pairs.check(plain(model), data.tokenizer)
         if "trackio" in arguments.report_to:
             keep_in_run(arguments.output_dir)
-        trained, trainer_class = trained or self.data.rows["train"], AnyformerTrainer
+        trained, trainer_class = data.rows["train"], AnyformerTrainer
         if recipe.stages:
             from .stages.staged_trainer import StagedTrainer
 
@@ -176,7 +169,6 @@ class Session:
             shares = partial(share_of_steps, recipe) if of_stages else None
             self.staged = StagedTraining(self.stages, trained, self.collator, shares)
             trainer_class = partial(StagedTrainer, stages=self.staged)
-        validated = self.data.rows.get("validation")
         trainer = trainer_class(
             model=model,
             args=arguments,
@@ -185,7 +177,7 @@ class Session:
             section=recipe.training,
             engine=self.engine,
             learns=data.learns(),
-            measures=ValidationMetrics(data, data.scores(), validated, recipe.evaluation, self.pairs),
+            measures=ValidationMetrics(data, data.scores(), data.rows.get("validation"), recipe.evaluation, self.pairs),
             run_identity=self.identity_text(),
         )
         for tracker in trainer.trackers:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import torch
@@ -88,9 +89,11 @@ def try_step(session: Session, model) -> tuple:
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)
         trial = trial_recipe(recipe, rows, arguments, folder, micro_batch)
+        trained = replace(data, rows={**session.data.rows, "train": rows}, stages=session.data.stages)
         step = OneStep()
         with one_sentence(session, run):
-            trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, data)
+            arguments_of_trial = training_arguments(trial, session.engine)
+            trainer = replace(session, recipe=trial, arguments=arguments_of_trial, data=trained).trainer(model)
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)
