@@ -1,7 +1,7 @@
 """What we replace in torch's, transformers' and PEFT's modules, classes and objects, each with its reason.
 
-Nothing else in the package writes private attributes of objects that are not its own; a test sees to it, and another
-looks up each name where it is read. Trainer's private methods, which a subclass may override, are listed below.
+Nothing else in pipelines/ and scripts/ writes private attributes of objects that are not its own. Tests see to it, and
+look up each name where it is read. Trainer's private methods, which a subclass may override, are listed below.
 """
 
 from collections.abc import Iterator
@@ -40,6 +40,11 @@ PATCHES = (
     Patch("_last_lr", "torch.optim.lr_scheduler", "the schedule's functions are replaced: learning_rate"),
     Patch("_attn_implementation", "transformers.modeling_utils", "the backend of each config as before a block"),
     Patch("_tokenizer", "transformers.tokenization_utils_tokenizers", "texts are read without control tokens"),
+    Patch(
+        "_compile_all_devices",
+        "transformers.generation.configuration_utils",
+        "benchmarks compile on CPUs, too",
+    ),
     Patch("create_or_update_model_card", "peft.peft_model", "our model card is README.md, too: lora"),
 )
 NAMES = {patch.name for patch in PATCHES}
