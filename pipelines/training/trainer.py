@@ -53,7 +53,7 @@ from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, plain, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums
-from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
+from .losses.loss_parts import LossParts, parts_of_rows
 from .losses.model_loss import ModelLoss
 from .losses.validation_metrics import ValidationMetrics
 from .models import transferred
@@ -142,16 +142,14 @@ class AnyformerTrainer(Trainer):
             self.model_accepts_loss_kwargs = False  # a base model takes no num_items_in_batch
         self.label_smoother = None  # Trainer's knows only the models of transformers that shift labels
         self._loss_shifts_labels = self.shifts_labels  # decides which labels Trainer counts for num_items_in_batch
-        of_parts = None if engine.shares_rows else parts_of_rows(self.rows)
-        self.part_losses = None if of_parts is None else PartLosses(*of_parts, self.shifts_labels)
-        self.parts = LossParts(loss_parts)
+        of_rows = None if engine.shares_rows else parts_of_rows(self.rows)
+        self.parts = LossParts(loss_parts, of_rows, self.shifts_labels)
         self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
-        self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
         self.own_rates = {}  # learning rates of the last step: Trainer logs only that of the optimizer's first group
 
         # Guards, checkpoints and the log
         self.guard = LossGuard(folder)
-        self.steps = StepGuard(section, self.guard, self.summed)
+        self.steps = StepGuard(section, self.guard, (self.routers, self.parts))
         self.stop_signal = StopSignal(self.accelerator)
         self.watchdog = StallWatchdog(folder, section.stall_minutes, args.process_index)
         self.throughput = ThroughputLog(args, engine.counting_together, engine.flop_count(self.model))
@@ -329,8 +327,8 @@ class AnyformerTrainer(Trainer):
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
             self.parts.add(outputs, inputs, num_items_in_batch)
-            if self.part_losses is not None:
-                self.part_losses.add(*self.model_loss.of_rows(outputs), labels, self._row_ids)
+            if self.parts.of_rows is not None:
+                self.parts.add_rows(*self.model_loss.of_rows(outputs), labels, self._row_ids)
         return (loss, outputs) if return_outputs else loss
 
     def create_optimizer(self, model=None):
@@ -376,8 +374,6 @@ class AnyformerTrainer(Trainer):
             logs.update({f"tokens_{name}": n for name, n in self.source_tokens(self.state.global_step).items()})
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
-            if self.part_losses is not None:
-                logs.update(self.part_losses.collect(self.accelerator.reduce))
             self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
 
@@ -431,7 +427,7 @@ class AnyformerTrainer(Trainer):
                 outputs = self.model_loss.outputs(model, inputs)
                 total = self._sums.add_parts(outputs, inputs, *self.model_loss.of_rows(outputs), rows)
             else:
-                needed = self._sums.scores is not None, self._sums.part_losses is not None
+                needed = self._sums.scores is not None, self._sums.parts.of_rows is not None
                 total, *of_rows = self.model_loss.sum(model, inputs, *needed)
                 self._sums.add(total, count, *of_rows, inputs["labels"], rows)
         return (total / count.clamp_min(1), None, None)

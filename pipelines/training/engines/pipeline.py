@@ -95,7 +95,7 @@ class Stages(Mesh):
 
     def check_losses(self, trainer) -> None:
         measures = trainer.scores is not None and bool(trainer.scores.predicts)
-        has_parts = trainer.parts.told_apart_by is not None or trainer.part_losses is not None
+        has_parts = trainer.parts.told_apart_by is not None or trainer.parts.of_rows is not None
         if has_parts or measures or trainer.model_loss.function is not None:
             raise UserError(
                 f"{FIELD}={words_of(self.parallelism)} trains the loss of a causal model alone, without metrics of its "

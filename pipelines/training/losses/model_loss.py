@@ -131,7 +131,7 @@ class ModelLoss:
         return outputs.get("logits") if self.logits_of is None else self.logits_of(outputs)
 
     def of_rows(self, outputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(logits, losses of a batch's rows) for PartLosses: our models return the losses, others the logits."""
+        """(logits, losses of a batch's rows) for LossParts: our models return the losses, others the logits."""
         return self.logits(outputs), outputs.get("row_losses")
 
     def outputs(self, model: torch.nn.Module, inputs: dict):
