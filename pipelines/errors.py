@@ -29,13 +29,14 @@ def reader_left(error: BaseException) -> bool:
     return isinstance(cause, BrokenPipeError)
 
 
-def need_package(what: str, package: str, extra: str, module: str | None = None) -> None:
-    """Raise UserError, beginning with `what`, where the package of an extra is not installed.
+def need_package(what: str, package: str, extra: str | None, module: str | None = None) -> None:
+    """Raise UserError, beginning with `what`, where a package is not installed.
 
-    module: the module that is imported; None: it has the package's name.
+    extra: of ours that installs it; None: no extra does. module: the module that is imported; None: it has the
+    package's name.
     """
     if importlib.util.find_spec(module or package) is None:
-        raise UserError(f"{what} needs the package {package}; install anyformer[{extra}]")
+        raise UserError(f"{what} needs the package {package}; install {f'anyformer[{extra}]' if extra else 'it'}")
 
 
 def refuse_file(what: str, text: str, way_out: str | None = None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from anyformer.pipelines.training.engines.deepspeed_engine import deepspeed_config, shipped_deepspeed
+from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config, shipped_deepspeed
 from processes import free_port, logged_losses
 from test_readme import README, arguments_parse, launch_parses, words_of
 

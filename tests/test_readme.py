@@ -117,7 +117,7 @@ def launch_parses(words: list[str]) -> None:
     """The launcher takes its options, its files exist, and the recipe composes with the overrides."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
-    from anyformer.pipelines.training.arguments import deepspeed_config
+    from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config
     from torch.distributed.run import get_args_parser
 
     if words[0] == "torchrun":

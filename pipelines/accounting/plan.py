@@ -1,10 +1,8 @@
 """The plan of a recipe's run, made without data or weights: parameters, bytes on each device, FLOPs, time, cost."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +18,7 @@ from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of, processes_of, sharing_rows, words_of
+from ..recipes.parallelism import processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
 from ..recipes.schema import DataSection, Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, stages_of
@@ -28,11 +26,9 @@ from ..words import short_number
 from .activations import Activations, Batch
 from .caches import CacheSize, cache_size, in_bits
 from .devices import Devices
-from .energy import JOULES, planned_power
 from .flops import FlopCount, active_parameters, peak_flops
-from .memory import FP32, HALF, STAGES, TrainingStates, check_stage
+from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, sharing_of, stage_of
 from .step_memory import (
-    OFFLOAD,
     StepMemory,
     built_without_weights,
     computes_in_half,
@@ -61,32 +57,35 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Bytes are of one device, times in seconds; `anyformer plan --json` prints `to_dict()`.
+class Sizes:
+    """The model, and a step of its training. tokens: of a row; targets: that a row writes; half: bf16 or fp16."""
 
-    host_memory: bytes that the processes of a node, one for each of its per_node devices, take while they make the
-    model; None if the devices are the host, or ZeRO-3 loads a checkpoint in shards. host_words: what they make.
-    by_stage: the plans of the recipe's stages (recipes/stage_plan.py), if any; steps and seconds are then of all
-    stages, other fields of the one with most memory. watts: the maximum of all devices. hourly_price: of all devices;
-    None: not given.
-    """
-
-    name: str
     model: str
     parameters: int
     trained_parameters: int
     active_parameters: int
-    devices: str
-    device_memory: int
-    host_memory: int | None
-    host_words: str
-    per_node: int
     half: bool
     rows: int
     accumulation: int
     tokens: int
     targets: int
     tokens_per_step: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one device, and of a machine.
+
+    host_memory: what the processes of a machine, one for each of its per_node devices, take while they make the model;
+    None if the devices are the host, or the engine loads a checkpoint in shares. host_words: what they make. plain,
+    checkpointed: activations without and with gradient checkpointing. logits: in fp32, whole and as they are made.
+    stages: all ways to share the states. stage: the one that is planned for.
+    """
+
+    device_memory: int
+    host_memory: int | None
+    host_words: str
+    per_node: int
     checkpointing: bool
     plain: Activations
     checkpointed: Activations
@@ -94,8 +93,16 @@ class Plan:
     logits_at_a_time: int
     stages: list[StagePlan]
     stage: str
-    advice: str
-    cache: CacheSize | None
+
+    @property
+    def chosen(self) -> StagePlan:
+        return next(row for row in self.stages if row.states.stage == self.stage)
+
+
+@dataclass(frozen=True)
+class Time:
+    """FLOPs, and seconds of a step and of the run."""
+
     flops_per_token: int
     peak_flops: float
     peak_source: str
@@ -104,37 +111,45 @@ class Plan:
     steps: int
     steps_source: str
     seconds: float
-    watts: float
-    watts_source: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run; `anyformer plan --json` prints `to_dict()`.
+
+    by_stage: the plans of the recipe's stages (recipes/stage_plan.py), if any; steps and seconds are then of all
+    stages, other fields of the one with most memory. hourly_price: of all devices; None: not given.
+    """
+
+    name: str
+    devices: str
+    sizes: Sizes
+    memory: Memory
+    time: Time
+    cache: CacheSize | None
+    advice: str
     hourly_price: float | None = None
     notes: list[str] = field(default_factory=list)
     by_stage: "list[Plan]" = field(default_factory=list)
 
     @property
     def tokens_of_run(self) -> int:
-        return sum(part.tokens_per_step * part.steps for part in self.by_stage or [self])
-
-    @property
-    def kwh(self) -> float:
-        """The estimated energy of the run."""
-        return self.watts * self.seconds / JOULES
+        return sum(part.sizes.tokens_per_step * part.time.steps for part in self.by_stage or [self])
 
     @property
     def cost(self) -> float | None:
         """The cost of the run, in the currency of the price; None without a price."""
-        return None if self.hourly_price is None else self.hourly_price * self.seconds / 3600
-
-    @property
-    def chosen(self) -> StagePlan:
-        return next(row for row in self.stages if row.states.stage == self.stage)
+        return None if self.hourly_price is None else self.hourly_price * self.time.seconds / 3600
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, including the totals of the stages."""
+        """Plain data without the groups of fields, including the totals of the stages."""
         fields = asdict(self)
-        for row, stage in zip(fields["stages"], self.stages):
+        for group in ("sizes", "memory", "time"):
+            fields |= fields.pop(group)
+        for row, stage in zip(fields["stages"], self.memory.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
         fields["by_stage"] = [plan.to_dict() for plan in self.by_stage]
-        return fields | {"kwh": self.kwh, "cost": self.cost}
+        return fields | {"cost": self.cost}
 
 
 def plan_run(
@@ -164,70 +179,92 @@ def plan_run(
     if recipe.stages:
         how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
         return plan_stages(recipe, partial(plan_run, devices=devices, until_trained=until_trained, **how), stage)
-    stage = stage or stage_of_recipe(recipe)
+    stage = stage or stage_of(recipe.training)
     check_stage(stage, recipe.training.optim)
     objective, section, notes = objective_of(recipe), recipe.training, []
     check_devices(section.parallelism, devices)
     anyformer.register()
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
-    memory = step_memory(recipe, objective, model, devices, notes)
+    step = step_memory(recipe, objective, model, devices, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
-    rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
-    stages = planned_stages(memory, section, devices, rows)
-    chosen = stage or first_that_fits(stages, tried_stages(section))
-    per_node = min(per_node, devices.count)
-    time = planned_time(section, model, memory, devices, rows * accumulated * ranks, mfu, until_trained)
-    notes += planned_sources(recipe.data, time["tokens_per_step"] * time["steps"])
+    sizes = planned_sizes(section, model, step, ranks)
+    memory = planned_memory(recipe, model, step, devices, sizes.rows, stage, min(per_node, devices.count))
+    time = planned_time(section, model, step, devices, sizes, mfu, until_trained)
+    notes += planned_sources(recipe.data, sizes.tokens_per_step * time.steps)
     return Plan(
         name=recipe.name,
-        **planned_sizes(model, memory, devices, price),
-        **dict(zip(("host_memory", "host_words"), memory_of_making(recipe, memory, devices, chosen, per_node))),
-        per_node=per_node,
-        rows=rows,
-        accumulation=accumulated,
-        checkpointing=section.gradient_checkpointing,
-        **{name: memory.held(rows, name == "checkpointed") for name in ("plain", "checkpointed")},
-        stages=list(stages.values()),
-        stage=chosen,
-        advice=advise(recipe, memory, stages[chosen], devices, rows, per_node),
+        devices=str(devices),
+        sizes=sizes,
+        memory=memory,
+        time=time,
         cache=cache,
+        advice=advise(recipe, step, memory, devices, sizes.rows),
+        hourly_price=None if price is None else price * devices.count,
         notes=notes,
-        **planned_logits(model, memory.batch, rows * memory.sequences),
-        **time,
     )
 
 
-def planned_sizes(model, memory: StepMemory, devices: Devices, price: float | None) -> dict[str, Any]:
-    """Parameters and precision of the model; names, memory, power and price of the devices."""
-    watts, source = planned_power(devices.name, devices.count)
-    return {
-        "model": type(model).__name__,
-        "half": memory.half,
-        "parameters": memory.parameters,
-        "trained_parameters": memory.parameters - memory.frozen,
-        "active_parameters": active_parameters(model),
-        "devices": str(devices),
-        "device_memory": devices.memory,
-        "watts": watts,
-        "watts_source": source,
-        "hourly_price": None if price is None else price * devices.count,
-    }
+def planned_sizes(section: TrainingSection, model, step: StepMemory, ranks: int) -> Sizes:
+    """The sizes of the model and of a step. ranks: devices that read different rows."""
+    rows, accumulated = micro_batches(section, ranks, rows_per_step(section, ranks))
+    tokens_per_row = (step.batch.tokens + step.batch.targets) * step.sequences
+    return Sizes(
+        model=type(model).__name__,
+        parameters=step.parameters,
+        trained_parameters=step.parameters - step.frozen,
+        active_parameters=active_parameters(model),
+        half=step.half,
+        rows=rows,
+        accumulation=accumulated,
+        tokens=step.batch.tokens,
+        targets=step.batch.targets,
+        tokens_per_step=rows * accumulated * ranks * tokens_per_row,
+    )
+
+
+def planned_memory(
+    recipe: Recipe, model, step: StepMemory, devices: Devices, rows: int, stage: str | None, per_node: int
+) -> Memory:
+    """The memory of a step with `rows` rows on each device. stage: as in plan_run."""
+    section = recipe.training
+    stages = planned_stages(step, section, devices, rows)
+    stage = stage or first_that_fits(stages, tried_stages(section))
+    host_memory, host_words = None, ""
+    if not devices.is_cpu:
+        whole = FP32 * step.parameters
+        share = FP32 * (-(-step.parameters // sharers_of(section, devices)) + step.block)
+        is_fresh, adapted = recipe.model.name_or_path is None, section.lora is not None
+        host_memory, host_words = sharing_of(section, stage).host_memory(whole, share, per_node, is_fresh, adapted)
+    logits, logits_at_a_time = planned_logits(model, step.batch, rows * step.sequences)
+    return Memory(
+        device_memory=devices.memory,
+        host_memory=host_memory,
+        host_words=host_words,
+        per_node=per_node,
+        checkpointing=section.gradient_checkpointing,
+        plain=step.held(rows, False),
+        checkpointed=step.held(rows, True),
+        logits=logits,
+        logits_at_a_time=logits_at_a_time,
+        stages=list(stages.values()),
+        stage=stage,
+    )
 
 
 def plan_stages(recipe: Recipe, plan: Callable[..., Plan], stage: str | None) -> Plan:
     """The plan of a recipe with stages, from the plan of each. stage: as in plan_run, the same for all of them."""
     plans = [plan(planned_stage(part), stage=stage) for part in stages_of(recipe)]
-    largest = max(plans, key=lambda one: one.chosen.total)
-    if any(one.stage != largest.stage for one in plans):
-        return plan_stages(recipe, plan, largest.stage)
+    largest = max(plans, key=lambda one: one.memory.chosen.total)
+    if any(one.memory.stage != largest.memory.stage for one in plans):
+        return plan_stages(recipe, plan, largest.memory.stage)
     notes = [
         note if all(note in other.notes for other in plans) else f"stage {number}: {note}"
         for number, one in enumerate(plans, 1)
         for note in one.notes
     ]
-    of_run = {"steps": recipe.training.max_steps, "seconds": sum(one.seconds for one in plans)}
-    return replace(largest, by_stage=plans, notes=list(dict.fromkeys(notes)), **of_run)
+    time = replace(largest.time, steps=recipe.training.max_steps, seconds=sum(one.time.seconds for one in plans))
+    return replace(largest, by_stage=plans, notes=list(dict.fromkeys(notes)), time=time)
 
 
 def planned_stage(stage: Stage) -> Recipe:
@@ -239,33 +276,15 @@ def planned_stage(stage: Stage) -> Recipe:
     return recipe.with_(training={"max_steps": stage.steps})
 
 
-def planned_stages(memory: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
+def planned_stages(step: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
     """The plans of all ways to share states among the devices, by name."""
     sharers, plans = sharers_of(section, devices), {}
     for name in STAGES:
-        states = memory.states(name, sharers)
-        total = states.total + memory.held(rows, section.gradient_checkpointing).peak
-        most = [memory.largest_rows(devices.memory - states.total, way) for way in (False, True)]
+        states = step.states(name, sharers)
+        total = states.total + step.held(rows, section.gradient_checkpointing).peak
+        most = [step.largest_rows(devices.memory - states.total, way) for way in (False, True)]
         plans[name] = StagePlan(states, total, total <= devices.memory, *most)
     return plans
-
-
-def memory_of_making(
-    recipe: Recipe, memory: StepMemory, devices: Devices, stage: str, per_node: int
-) -> tuple[int | None, str]:
-    """(host_memory, host_words) of Plan; training/engines/ decides which engines initialise weights in shares."""
-    section, is_fresh = recipe.training, recipe.model.name_or_path is None
-    if devices.is_cpu or (stage == "zero3" and not is_fresh):
-        return None, ""
-    whole = FP32 * memory.parameters
-    share = FP32 * (-(-memory.parameters // sharers_of(section, devices)) + memory.block)
-    on_mesh = section.parallelism is not None and engine_of(section.parallelism) == MESH
-    if is_fresh and (on_mesh or stage == "zero3"):
-        return per_node * share, "whose processes each draw one layer at a time in fp32 and keep their shares"
-    if is_fresh and stage == "fsdp" and section.lora is None:
-        words = "of which the first process makes the whole model in fp32 and sends the others their shares"
-        return whole + (per_node - 1) * share, words
-    return per_node * whole, "whose processes each make the whole model in fp32"
 
 
 def sharers_of(section: TrainingSection, devices: Devices) -> int:
@@ -323,13 +342,13 @@ def planned_cache(
     return in_bits(size, bits, width)
 
 
-def planned_logits(model, batch: Batch, rows: int) -> dict[str, int]:
+def planned_logits(model, batch: Batch, rows: int) -> tuple[int, int]:
     """Bytes in fp32 of the logits of `rows` rows, and of the part of them that exists at a time."""
     labelled = rows * round((batch.targets or batch.tokens) * batch.labelled)
-    logits = chunk = FP32 * labelled * batch.vocabulary
+    logits = FP32 * labelled * batch.vocabulary
     if model.config.model_type in FAMILIES:
-        chunk = min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
-    return {"logits": logits, "logits_at_a_time": chunk}
+        return logits, min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
+    return logits, logits
 
 
 def planned_sources(data: DataSection, tokens: int) -> list[str]:
@@ -343,61 +362,28 @@ def planned_sources(data: DataSection, tokens: int) -> list[str]:
 
 
 def planned_time(
-    section: TrainingSection,
-    model,
-    memory: StepMemory,
-    devices: Devices,
-    rows_per_step: int,
-    mfu: float,
-    until_trained: bool,
-) -> dict[str, Any]:
-    """Tokens, FLOPs and seconds of a step and of the run, as fields of Plan."""
-    batch = replace(memory.batch, rows=1)
-    per_row = float(FlopCount(model).of_batch(batch.inputs(model))) * memory.sequences
-    tokens_per_row = (batch.tokens + batch.targets) * memory.sequences
-    tokens_per_step = rows_per_step * tokens_per_row
-    rate, source = peak_rate(devices, memory.half)
-    steps, why = planned_steps(section, memory.parameters, tokens_per_step, until_trained)
-    step_seconds = per_row * rows_per_step / (rate * mfu)
-    return {
-        "tokens": batch.tokens,
-        "targets": batch.targets,
-        "tokens_per_step": tokens_per_step,
-        "flops_per_token": round(per_row / tokens_per_row),
-        "peak_flops": rate,
-        "peak_source": source,
-        "mfu": mfu,
-        "step_seconds": step_seconds,
-        "steps": steps,
-        "steps_source": why,
-        "seconds": steps * step_seconds,
-    }
+    section: TrainingSection, model, step: StepMemory, devices: Devices, sizes: Sizes, mfu: float, until_trained: bool
+) -> Time:
+    """FLOPs and seconds of a step and of the run. mfu, until_trained: as in plan_run."""
+    batch = replace(step.batch, rows=1)
+    per_row = float(FlopCount(model).of_batch(batch.inputs(model))) * step.sequences
+    tokens_per_row = (batch.tokens + batch.targets) * step.sequences
+    rate, source = peak_rate(devices, step.half)
+    steps, why = planned_steps(section, step.parameters, sizes.tokens_per_step, until_trained)
+    step_seconds = per_row * (sizes.tokens_per_step // tokens_per_row) / (rate * mfu)
+    return Time(
+        flops_per_token=round(per_row / tokens_per_row),
+        peak_flops=rate,
+        peak_source=source,
+        mfu=mfu,
+        step_seconds=step_seconds,
+        steps=steps,
+        steps_source=why,
+        seconds=steps * step_seconds,
+    )
 
 
 # ------------------------------------------------------------------------------------------- devices and time
-
-
-def stage_of_recipe(recipe: Recipe) -> str | None:
-    """How the recipe itself shares states, by training.deepspeed, .fsdp or .parallelism; None if it sets none."""
-    extra, parallelism = recipe.training.extra, recipe.training.parallelism
-    if parallelism is not None and (engine := engine_of(parallelism)) == ULYSSES:
-        return ULYSSES
-    if parallelism is not None:
-        return "fsdp" if engine == RING or parallelism.dp_shard > 1 else "none"
-    if extra.get("fsdp"):
-        return "fsdp"
-    deepspeed = extra.get("deepspeed")
-    if isinstance(deepspeed, str) and deepspeed.removesuffix(OFFLOAD) in STAGES:
-        return deepspeed.removesuffix(OFFLOAD)
-    if isinstance(deepspeed, str) and Path(deepspeed).is_file():
-        try:
-            deepspeed = json.loads(Path(deepspeed).read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"training.deepspeed={deepspeed!r} cannot be read as JSON ({error})") from error
-    if isinstance(deepspeed, dict):
-        stage = (deepspeed.get("zero_optimization") or {}).get("stage", 0)
-        return f"zero{stage}" if stage else "none"
-    return None
 
 
 def check_devices(parallelism, devices: Devices) -> None:
@@ -409,28 +395,27 @@ def check_devices(parallelism, devices: Devices) -> None:
         )
 
 
-def launch_command(name: str, parallelism, stage: str, devices: Devices, per_node: int) -> str:
+def launch_command(name: str, section: TrainingSection, memory: Memory, devices: Devices) -> str:
     """The command that trains a recipe this way; on several machines, the one to run on each."""
     if devices.count == 1:
         return f"anyformer train {name}"
-    engine = {"none": "ddp", "fsdp": "ddp" if devices.is_cpu else "fsdp2"}.get(stage, stage)
-    engine = engine if parallelism is None else engine_of(parallelism)
-    if devices.count <= per_node:
+    machines = -(-devices.count // memory.per_node)
+    engine = sharing_of(section, memory.stage).launcher(devices.is_cpu, machines)
+    if machines == 1:
         return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
-    file = "ddp" if engine == MESH else engine  # of configs/accelerate
-    machines = f"--num_machines {-(-devices.count // per_node)} --num_processes {devices.count}"
-    return f"accelerate launch --config_file configs/accelerate/{file}.yaml {machines} scripts/train.py {name}"
+    numbers = f"--num_machines {machines} --num_processes {devices.count}"
+    return f"accelerate launch --config_file configs/accelerate/{engine}.yaml {numbers} scripts/train.py {name}"
 
 
-def advise(recipe: Recipe, memory: StepMemory, plan: StagePlan, devices: Devices, rows: int, per_node: int) -> str:
+def advise(recipe: Recipe, step: StepMemory, memory: Memory, devices: Devices, rows: int) -> str:
     """What to launch the run with, in a sentence."""
-    section = recipe.training
+    section, plan = recipe.training, memory.chosen
     name = recipe.name if recipe.name in shipped("recipes") else "RECIPE"  # presets are no runs, files have paths
-    how = launch_command(name, section.parallelism, plan.states.stage, devices, per_node)
+    how = launch_command(name, section, memory, devices)
     most = plan.largest_rows_checkpointed if section.gradient_checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
-        stage, left = tried_stages(section)[-1], devices.memory - memory.held(1, True).peak
-        needed = next((2**n for n in range(21) if memory.states(stage, 2**n).total <= left), None)
+        stage, left = tried_stages(section)[-1], devices.memory - step.held(1, True).peak
+        needed = next((2**n for n in range(21) if step.states(stage, 2**n).total <= left), None)
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"
         return f"does not fit; with weights shared, {needed} x {devices.name} hold a row with gradient checkpointing"

@@ -19,6 +19,7 @@ from ..errors import UserError, first_line, loading
 from ..objectives.base import Objective, teaching_of
 from ..positions import check_rows
 from ..recipes.checkpoint_overrides import with_fields
+from ..recipes.deepspeed_settings import offloads
 from ..recipes.introspection import OURS
 from ..recipes.optimizer_rows import optimizer_of, own_optimizer
 from ..recipes.parallelism import sharing_rows, words_of
@@ -32,7 +33,6 @@ from .memory import FP32, HALF, STAGES, TrainingStates
 from .precision import prefers_bf16
 
 MOST_ROWS = 2**16
-OFFLOAD = "_offload"  # ends the name of an engine that keeps states in the host's memory
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class StepMemory:
         precision of the run, and fp32 copies of the weights in the optimizer; without it the weights are fp32. Frozen
         parameters have neither gradients nor such copies.
         """
-        _, (splits_optimizer, splits_gradients, splits_weights) = STAGES[stage]
-        by_deepspeed = stage.startswith("zero")
-        trained, width = self.parameters - self.frozen, HALF if by_deepspeed and self.half else FP32
+        sharing, trained = STAGES[stage], self.parameters - self.frozen
+        by_deepspeed = sharing.by_deepspeed
+        width = HALF if by_deepspeed and self.half else FP32
         weights, gradients = self.parameters * width, trained * width
         optimizer = self.moments + FP32 * (trained * by_deepspeed + self.parameters * self.average)
-        if splits_weights:
+        if sharing.weights:
             beside = 2 * self.block * (HALF if self.half else FP32) if devices > 1 else 0
         else:
             casts = HALF * self.parameters if self.half and not by_deepspeed else 0
@@ -81,8 +81,13 @@ class StepMemory:
         def shared(size: int, splits: bool) -> int:
             return -(-size // devices) if splits else size
 
-        held = shared(weights, splits_weights), shared(gradients, splits_gradients), shared(optimizer, splits_optimizer)
-        return TrainingStates(stage, *held, beside)
+        return TrainingStates(
+            stage,
+            weights=shared(weights, sharing.weights),
+            gradients=shared(gradients, sharing.gradients),
+            optimizer=shared(optimizer, sharing.optimizer),
+            beside=beside,
+        )
 
     def largest_rows(self, left: int, checkpointing: bool) -> int:
         """The most rows whose activations fit into `left` bytes, 0 if none; the recipe's rows if they are uncounted."""
@@ -104,7 +109,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
             f"training.parallelism={words_of(section.parallelism)}: activations are counted whole on each device, and "
             f"so are weights where dp_shard is 1"
         )
-    if str(section.extra.get("deepspeed")).endswith(OFFLOAD):
+    if offloads(section):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     if recipe.teacher is not None:
         notes += teaching_of(objective, objective.Reads(objective)).further_costs()

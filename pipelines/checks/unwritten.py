@@ -5,6 +5,8 @@ import contextlib
 import torch
 from torch.utils._device import _device_constructors
 
+from ..patches import replaced
+
 
 @contextlib.contextmanager
 def unwritten_is_nan():
@@ -12,7 +14,6 @@ def unwritten_is_nan():
     # torch caches which functions `with torch.device("meta")` intercepts. If the first call came inside this context,
     # the cache would hold the functions below, and later models would be allocated on the CPU instead of meta.
     _device_constructors()
-    originals = {name: getattr(torch, name) for name in ("empty", "empty_like")}
 
     def filling(original):
         def make(*args, **kwargs):
@@ -23,10 +24,5 @@ def unwritten_is_nan():
 
         return make
 
-    for name, original in originals.items():
-        setattr(torch, name, filling(original))
-    try:
+    with replaced(torch, empty=filling(torch.empty), empty_like=filling(torch.empty_like)):
         yield
-    finally:
-        for name, original in originals.items():
-            setattr(torch, name, original)

@@ -78,7 +78,7 @@ def _plan_story(args, devices, how: dict) -> None:
     with json_alone(args.json) as answer:
         plans = {step.name: plan_run(step.planned, devices, **how) for step in story.steps}
         result = {"steps": {name: plan.to_dict() for name, plan in plans.items()}}
-        answer.append(result | {"seconds": sum(plan.seconds for plan in plans.values())})
+        answer.append(result | {"seconds": sum(plan.time.seconds for plan in plans.values())})
         print_story(plans)
     say_next(f"anyformer train {quoted(args.recipe)} --dry-run")
 
@@ -101,10 +101,12 @@ def table_of(noun: str, plans: "dict[str, Plan]"):
     names = (noun, "tokens a step", "steps", "tokens", "on each device", "", "a step", "time")
     table, total, seconds = plain_table(names, (noun, "")), 0, 0.0
     for name, plan in plans.items():
-        tokens, fits = plan.tokens_of_run, "fits" if plan.chosen.fits else "too much"
-        sizes = (f"{plan.tokens_per_step:,}", f"{plan.steps:,}", short_number(tokens), size_words(plan.chosen.total))
-        table.add_row(name, *sizes, fits, time_words(plan.step_seconds), time_words(plan.seconds))
-        total, seconds = total + tokens, seconds + plan.seconds
+        tokens, chosen, time = plan.tokens_of_run, plan.memory.chosen, plan.time
+        sizes = (f"{plan.sizes.tokens_per_step:,}", f"{time.steps:,}", short_number(tokens), size_words(chosen.total))
+        fits = "fits" if chosen.fits else "too much"
+        table.add_row(name, *sizes, fits, time_words(time.step_seconds), time_words(time.seconds))
+        total += tokens
+        seconds += time.seconds
     table.add_row("all", "", "", short_number(total), "", "", "", time_words(seconds))
     return table
 
@@ -134,71 +136,77 @@ def print_plan(plan: "Plan") -> None:
     """Print the facts, and a table with a column for each way of sharing states among the devices."""
     console = wide_console()
     print_facts(console, facts(plan))
-    activations, columns = (plan.checkpointed if plan.checkpointing else plan.plain), []
-    for row in plan.stages:
+    memory, columns = plan.memory, []
+    activations = memory.checkpointed if memory.checkpointing else memory.plain
+    for row in memory.stages:
         states = row.states
         sizes = (states.weights, states.gradients, states.optimizer, states.beside, activations.peak, row.total)
         limits = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
         columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *limits])
-    ways = [("* " if row.states.stage == plan.stage else "") + row.states.words for row in plan.stages]
+    ways = [("* " if row.states.stage == memory.stage else "") + row.states.words for row in memory.stages]
     names = ("weights", "gradients", "optimizer", "beside", "activations", "total", "", "most rows", "checkpointed")
     table = plain_table(("on each device", *ways), ("on each device",))
     for line in zip(names, *columns):
         table.add_row(*line)
     console.print(table)
     if plan.by_stage:
-        stage_plans = {f"{n}: {counted(one.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)}
+        stage_plans = {
+            f"{n}: {counted(one.sizes.tokens, 'token')} a row": one for n, one in enumerate(plan.by_stage, 1)
+        }
         console.print(table_of("stage", stage_plans))
     print_facts(console, [("launch", plan.advice), *(("note", text) for text in plan.notes)])
 
 
 def facts(plan: "Plan") -> list[tuple[str, str]]:
     """(label, text) of everything but the table."""
-    active = "" if plan.active_parameters == plan.parameters else f", {plan.active_parameters:,} at work on a token"
-    active += "" if plan.trained_parameters == plan.parameters else f", {plan.trained_parameters:,} of them trained"
-    tokens = counted(plan.tokens, "token") + (f", {plan.targets:,} to write," if plan.targets else "")
-    batch = f"{counted(plan.rows, 'row')} of {tokens} on each device"
-    if plan.accumulation > 1:
-        batch += f", {plan.accumulation} times"
-    plain, less = plan.plain, plan.checkpointed
+    sizes, memory, time = plan.sizes, plan.memory, plan.time
+    active = "" if sizes.active_parameters == sizes.parameters else f", {sizes.active_parameters:,} at work on a token"
+    active += "" if sizes.trained_parameters == sizes.parameters else f", {sizes.trained_parameters:,} of them trained"
+    tokens = counted(sizes.tokens, "token") + (f", {sizes.targets:,} to write," if sizes.targets else "")
+    batch = f"{counted(sizes.rows, 'row')} of {tokens} on each device"
+    if sizes.accumulation > 1:
+        batch += f", {sizes.accumulation} times"
+    plain, less = memory.plain, memory.checkpointed
     activations = f"at most {size_words(plain.peak)}, of which the forward pass keeps {size_words(plain.kept)}"
     activations += f"; with gradient checkpointing {size_words(less.peak)} and {size_words(less.kept)}"
-    activations = activations if plain.peak else "not counted"
-    node = f"a node of {counted(plan.per_node, 'device')}, {plan.host_words} (--per-node)"
+    precision = "half precision" if sizes.half else "fp32"
     rows = [
-        ("model", f"{plan.model}, {plan.parameters:,} parameters{active}"),
-        ("devices", f"{plan.devices} of {size_words(plan.device_memory)}, {'half precision' if plan.half else 'fp32'}"),
-        *([] if plan.host_memory is None else [("host", f"{size_words(plan.host_memory)} of memory for {node}")]),
-        ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(plan.tokens_per_step, 'token')}"),
-        ("activations", activations),
+        ("model", f"{sizes.model}, {sizes.parameters:,} parameters{active}"),
+        ("devices", f"{plan.devices} of {size_words(memory.device_memory)}, {precision}"),
     ]
-    if plan.logits:
-        part = plan.logits_at_a_time
-        chunks = f"; made {size_words(part)} at a time" if part < plan.logits else ""
-        rows.append(("logits", f"{size_words(plan.logits)} in fp32{chunks}"))
+    if memory.host_memory is not None:
+        node = f"a node of {counted(memory.per_node, 'device')}, {memory.host_words} (--per-node)"
+        rows.append(("host", f"{size_words(memory.host_memory)} of memory for {node}"))
+    rows += [
+        ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(sizes.tokens_per_step, 'token')}"),
+        ("activations", activations if plain.peak else "not counted"),
+    ]
+    if memory.logits:
+        part = memory.logits_at_a_time
+        chunks = f"; made {size_words(part)} at a time" if part < memory.logits else ""
+        rows.append(("logits", f"{size_words(memory.logits)} in fp32{chunks}"))
     if plan.cache is not None:
         cache = plan.cache
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "
         text += f"{size_words(cache.total_bytes)} after {counted(cache.tokens, 'token')}"
-        rows.append(("cache", text + (f" and {plan.tokens:,} of the source" if cache.source_token else "")))
-    steps = f"{time_words(plan.seconds)} for {counted(plan.steps, 'step')} ({plan.steps_source})"
+        rows.append(("cache", text + (f" and {sizes.tokens:,} of the source" if cache.source_token else "")))
+    steps = f"{time_words(time.seconds)} for {counted(time.steps, 'step')} ({time.steps_source})"
     rows += [
-        ("FLOPs", f"{four_digits(plan.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
-        ("time", f"{time_words(plan.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
+        ("FLOPs", f"{four_digits(time.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
+        ("time", f"{time_words(time.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
     ]
     return rows + spent_in([plan])
 
 
 def spent_in(plans: "list[Plan]") -> list[tuple[str, str]]:
-    """Energy, and money where there is a price, of runs on the same devices."""
-    first, kwh, hours = plans[0], sum(plan.kwh for plan in plans), sum(plan.seconds for plan in plans) / 3600
-    rows = [("energy", f"{four_digits(kwh)} kWh, estimated: {first.watts_source}")]
-    if first.hourly_price is not None:
-        cost = sum(plan.cost for plan in plans)
-        rows.append(("cost", f"{cost:,.2f}: {four_digits(hours)} hours at {first.hourly_price:g} for {first.devices}"))
-    return rows
+    """Money, where there is a price, of runs on the same devices."""
+    first = plans[0]
+    if first.hourly_price is None:
+        return []
+    hours, cost = sum(plan.time.seconds for plan in plans) / 3600, sum(plan.cost for plan in plans)
+    return [("cost", f"{cost:,.2f}: {four_digits(hours)} hours at {first.hourly_price:g} for {first.devices}")]
 
 
 def rate_of(plan: "Plan") -> str:
     """The assumed FLOP/s, and the source of the devices' peak."""
-    return f"{plan.mfu:.0%} of {four_digits(plan.peak_flops / 1e12)} TFLOP/s ({plan.peak_source})"
+    return f"{plan.time.mfu:.0%} of {four_digits(plan.time.peak_flops / 1e12)} TFLOP/s ({plan.time.peak_source})"

@@ -7,7 +7,7 @@ from ..errors import UserError
 from ..reporting.console import wide_console
 from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
 from .parser import add_json, add_price, add_recipe, at_least, recipe_of, whole_numbers
-from .plan_command import four_digits, size_words, time_words
+from .plan_command import size_words, time_words
 
 
 def add_arguments(add_parser) -> None:
@@ -137,5 +137,5 @@ def facts_of_larger(run: dict) -> list[tuple[str, str]]:
     size = f"width {run['width']:,}, {run['steps']:,} steps: {run['parameters']:,} parameters, {run['tokens']:,} tokens"
     takes = f"{time_words(run['hours'] * 3600)} on {run['devices']}, {size_words(run['bytes_of_a_device'])} on each"
     takes += " (fits)" if run["fits"] else " (too much)"
-    takes += f", {four_digits(run['kwh'])} kWh" + ("" if run["cost"] is None else f", {run['cost']:,.2f} to pay")
+    takes += "" if run["cost"] is None else f", {run['cost']:,.2f} to pay"
     return [("larger", size), ("reaches", loss), ("takes", f"{takes}, as `anyformer plan` counts")]

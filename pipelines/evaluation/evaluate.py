@@ -29,6 +29,7 @@ from ..objectives.data import Data
 from ..objectives.documents_apart import check_documents_apart
 from ..objectives.prepare import prepare_data
 from ..objectives.scores import Scored, Scores
+from ..patches import write
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
@@ -298,7 +299,7 @@ def evaluate_rows(
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer needs a folder
         arguments = training_arguments(scratch)
-        arguments._n_gpu = min(1, arguments.n_gpu)  # several: nn.DataParallel, whose replicas return no sum over labels
+        write(arguments, "_n_gpu", min(1, arguments.n_gpu))
         trainer = AnyformerTrainer(
             model=model,
             args=arguments,

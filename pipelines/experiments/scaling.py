@@ -105,10 +105,9 @@ class LargerRun:
             "folder": str(self.rung.folder),
             "settings": self.rung.settings,
             "devices": plan.devices,
-            "hours": plan.seconds / 3600,
-            "bytes_of_a_device": plan.chosen.total,
-            "fits": plan.chosen.fits,
-            "kwh": plan.kwh,
+            "hours": plan.time.seconds / 3600,
+            "bytes_of_a_device": plan.memory.chosen.total,
+            "fits": plan.memory.chosen.fits,
             "cost": plan.cost,
         }
         if resampled_laws:

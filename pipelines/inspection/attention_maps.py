@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from ..errors import UserError
+from ..patches import write
 
 RECORDED = ("attentions", "cross_attentions", "encoder_attentions", "decoder_attentions")
 
@@ -130,7 +131,7 @@ def eager(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for config, name in before:
-            config._attn_implementation = name
+            write(config, "_attn_implementation", name)
         for module in keeping:
             module.keeps_row_weights = False
         for module in training:

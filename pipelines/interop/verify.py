@@ -8,6 +8,7 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import image_sides
 from torch.overrides import TorchFunctionMode
 
+from ..patches import write
 from .conversion import auto_class_of
 from .families import is_ours
 
@@ -123,7 +124,7 @@ def _by_its_mask(model):
     configs = {} if is_ours(model.config) else {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     backends = {key: config._attn_implementation for key, config in configs.items()}
     for config in configs.values():
-        config._attn_implementation = "eager"
+        write(config, "_attn_implementation", "eager")
     upcasting = [module for module in model.modules() if getattr(module, "reorder_and_upcast_attn", False)]
     for module in upcasting:
         module.reorder_and_upcast_attn = False
@@ -131,7 +132,7 @@ def _by_its_mask(model):
         yield
     finally:
         for key, config in configs.items():
-            config._attn_implementation = backends[key]
+            write(config, "_attn_implementation", backends[key])
         for module in upcasting:
             module.reorder_and_upcast_attn = True
 

@@ -20,7 +20,7 @@ from .optimizer_rows import ROWS, optimizer_of
 from .schema import MINIMAL_PAIRS, DataSection, Recipe, TrainingSection
 from .types import convert, show, within_bounds
 
-TRACKERS = ("wandb", "trackio", "tensorboard")
+TRACKERS = ("wandb", "trackio", "tensorboard", "codecarbon")
 # Schedules that lower the learning rate when validations stop improving.
 FOLLOWS_VALIDATIONS = ("reduce_lr_on_plateau", "greedy")
 

@@ -282,7 +282,7 @@ class TrainingSection:
         "write the norm of each layer's gradients, before clipping, into gradients.jsonl at each line of the log", False
     )
     audit_samples: bool = doc("write the rows and documents of each step into the folder samples of output_dir", False)
-    report_to: str | list[str] = doc("none, or any of wandb, trackio, tensorboard", "none")
+    report_to: str | list[str] = doc("none, or any of wandb, trackio, tensorboard, codecarbon", "none")
     resume: bool = doc("go on from the newest complete checkpoint of this same run in output_dir", True)
     extra: dict[str, Any] = doc("every other key of the section: fields of TrainingArguments", {})
 

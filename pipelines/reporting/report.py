@@ -244,7 +244,5 @@ def environment_of(log: RunLog) -> dict[str, Any]:
     run = log.run
     environment = {f"{what} by": name for what, name in (run.get("backends") or {}).items()}
     environment |= {"hardware": run.get("hardware"), "processes": run.get("world_size"), "engine": run.get("engine")}
-    if energy := run.get("energy"):
-        environment["energy"] = f"{energy['kwh']:.3g} kWh, {energy['how']}"
     environment |= {"rows of a step": run.get("rows_per_step"), "seed": run.get("seed")} | (run.get("versions") or {})
     return {name: value for name, value in environment.items() if value is not None}

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 import transformers
@@ -22,6 +21,7 @@ from ..errors import UserError, first_line, loading
 from ..generation import locate_model
 from ..interop.convert_checkpoint import saved_image_processor, saved_tokenizer
 from ..interop.families import saved_class
+from ..patches import replaced
 from ..storage.atomic import destination_folder, new_folder, share_files
 from ..storage.full_disk import has_no_space
 from ..transformers_logging import silent
@@ -82,7 +82,7 @@ def write_program(model, to: str, folder: Path) -> None:
     try:
         with silent(), redirect_stdout(io.StringIO()):
             graph = exporter().export(model, inputs | flags(model), config(dynamic=True, dynamic_shapes=free))
-            with patch.object(torch.export, "save", partial(save_program, torch.export.save)):
+            with replaced(torch.export, save=partial(save_program, torch.export.save)):
                 if hasattr(graph, "save_pretrained"):
                     graph.save_pretrained(folder)
                     return

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 from ..lazy import tokenizers, transformers
 from ..open_tokenizer import has_languages
+from ..patches import write
 
 _UNWRITTEN = "\U0010ffff" * 2  # in no text: Unicode reserves it for internal use by programs
 
@@ -44,7 +45,7 @@ def text_tokenizer(tokenizer: "transformers.PreTrainedTokenizerFast") -> "transf
     copied = copy.deepcopy(tokenizer)
     copied.split_special_tokens = True
     if not has_languages(tokenizer):  # these tokenizers find languages by token names
-        copied._tokenizer = text_backend(tokenizer.backend_tokenizer)
+        write(copied, "_tokenizer", text_backend(tokenizer.backend_tokenizer))
     return copied
 
 

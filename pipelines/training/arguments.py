@@ -9,16 +9,16 @@ from transformers import TrainingArguments
 
 from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line, need_package
+from ..patches import write
 from ..plugins import less_is_better
 from ..recipes.checks import FOLLOWS_VALIDATIONS, check_schedule
+from ..recipes.deepspeed_settings import deepspeed_config
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import sharing_rows
 from ..recipes.schema import PartNorms, Recipe, TrainingSection
-from ..recipes.usual_rates import settled
 from .compiled_layers import COMPILING
 from .engines.asked import engine_for
-from .engines.deepspeed_engine import deepspeed_config
 from .engines.engine import Engine
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
@@ -77,13 +77,12 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
 
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
-    recipe = settled(recipe, 1)  # 1 stands in for the steps of an epoch, until the data is prepared
     section, device = recipe.training, device_type()
     if device == "cpu":  # accelerate imports DeepSpeed if it is installed, which then searches for an accelerator
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
     for tracker in set(trackers) - {"none"}:
-        need_package(f"training.report_to={tracker}", tracker, tracker)
+        need_package(f"training.report_to={tracker}", tracker, None if tracker == "codecarbon" else tracker)
     check_lora(recipe)
     # Left out: Trainer would compile the whole model, which takes minutes (see compiled_layers.py).
     extra = {name: value for name, value in section.extra.items() if name not in COMPILING}
@@ -104,9 +103,8 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
         values["accelerator_config"] = {"non_blocking": True}
     with refusals():
         arguments = TrainingArguments(**(values | extra))
-    if arguments.device.type == "cpu":  # transformers < 5.23
-        # With several processes the device is cpu:0, cpu:1, ..., and torch cannot load a checkpoint onto those.
-        vars(arguments)["_setup_devices"] = torch.device("cpu")
+    if arguments.device.type == "cpu":
+        write(arguments, "_setup_devices", torch.device("cpu"))
     arguments.sharing_rows = sharing_rows(section.parallelism)  # number of processes that read the same rows
     return arguments
 
@@ -125,7 +123,7 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "seed": section.seed,
         "data_seed": section.seed,
         "max_steps": section.max_steps,
-        "num_train_epochs": section.num_train_epochs,
+        "num_train_epochs": known(section.num_train_epochs),
         "per_device_train_batch_size": micro_batch,
         "per_device_eval_batch_size": section.per_device_train_batch_size,
         "gradient_accumulation_steps": accumulated,
@@ -141,12 +139,12 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         "bf16": resolve_bf16(section, device),
         CHECKPOINTING: section.gradient_checkpointing,
         "logging_steps": section.logging_steps,
-        "save_steps": section.save_steps,
+        "save_steps": known(section.save_steps),
         "save_total_limit": section.save_total_limit,
         "report_to": section.report_to,
         "run_name": os.path.basename(os.path.abspath(section.output_dir)),  # shown by trackers
         "eval_strategy": "no" if recipe.evaluation.every_steps is None else "steps",
-        "eval_steps": recipe.evaluation.every_steps,
+        "eval_steps": known(recipe.evaluation.every_steps),
         "metric_for_best_model": recipe.evaluation.best_metric,
         "greater_is_better": not less,
         **safe_values(device),
@@ -158,6 +156,18 @@ def values_of(recipe: Recipe, micro_batch: int, accumulated: int, total: int | N
         values["parallelism_config"] = sharing
         values["dataloader_drop_last"] = True  # processes exchange their batches, which must be of one shape
     return values
+
+
+def known(value):
+    """The value; 1 for passes over the data and auto, whose numbers `settle` writes when the data is there."""
+    return 1 if isinstance(value, str) else value
+
+
+def settle(arguments: TrainingArguments, recipe: Recipe) -> None:
+    """Write the numbers of epochs and steps of a recipe that the size of the data has settled."""
+    arguments.num_train_epochs = recipe.training.num_train_epochs
+    arguments.save_steps = recipe.training.save_steps
+    arguments.eval_steps = recipe.evaluation.every_steps
 
 
 def safe_values(device: str) -> dict:

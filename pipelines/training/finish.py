@@ -39,7 +39,7 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
 
     resumed_at: the step from which this command resumed the run; None: it began the run.
     """
-    validations = validations_of(trainer.state.log_history, trainer.validation_metrics.names)
+    validations = validations_of(trainer.state.log_history, trainer.measures.names)
     average(session, trainer)
     trained = session.engine.parameters_of(trainer.model, trained=True)
     metrics, signatures, classes = evaluate_splits(session, trainer)
@@ -50,12 +50,12 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
         measured, of_answers, samples = look_at_finished(session, finished)
     metrics |= measured
     signatures |= of_answers
-    spent = trainer.throughput.facts()
-    trainer.log_final(metrics | ({"energy_kwh": spent["energy"]["kwh"]} if "energy" in spent else {}))
+    trainer.log_final(metrics)
     trainer.accelerator.wait_for_everyone()
     # After the last barrier: a failed upload cannot hang the other processes.
     if session.is_main:
-        facts = facts_of(session, trainer, metrics, signatures, samples, trained, validations) | spent
+        facts = facts_of(session, trainer, metrics, signatures, samples, trained, validations)
+        facts |= trainer.throughput.facts()
         facts["wall_seconds"] = round(time.monotonic() - session.began, 1)  # of this command alone
         if resumed_at is not None:
             facts["resumed_at"] = resumed_at

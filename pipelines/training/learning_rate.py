@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
 from ..errors import UserError
+from ..patches import write
 from ..plugins import SCHEDULES
 from ..recipes.schema import Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, StageRates, rates_of
@@ -52,7 +53,7 @@ def replace_shares(scheduler: LambdaLR, shares: list[Callable[[int], float]]) ->
     rates = [base * factor(scheduler.last_epoch) for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas)]
     for group, rate in zip(scheduler.optimizer.param_groups, rates):
         group["lr"] = rate
-    scheduler._last_lr = rates
+    write(scheduler, "_last_lr", rates)
 
 
 def _shifted(factor: Callable[[float], float], warmup_steps: int) -> Callable[[int], float]:
@@ -72,7 +73,17 @@ def share_of_steps(recipe: Recipe, total: int) -> Callable[[int], float]:
     """
     if any(stage.learning_rate is not None for stage in recipe.stages):
         return _share_of_stages(recipe)
-    section = recipe.training
+    return _share_with_restarts(recipe.training, total)
+
+
+def own_shares(section: TrainingSection, total: int) -> Callable[[int], float] | None:
+    """The same function where transformers has no such schedule: with restarts, or by a plug-in; None: it has one."""
+    if section.restarts or section.lr_scheduler_type in SCHEDULES:
+        return _share_with_restarts(section, total)
+    return None
+
+
+def _share_with_restarts(section: TrainingSection, total: int) -> Callable[[int], float]:
     starts = [0, *section.restarts]
     parts = [_shares(section, end - start) for start, end in zip(starts, [*section.restarts, total])]
 

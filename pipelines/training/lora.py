@@ -11,6 +11,7 @@ import torch
 
 from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft, quiet_peft
 from ..errors import UserError, did_you_mean, first_line
+from ..patches import write
 from ..recipes.schema import LoraSettings, Recipe
 
 # {Auto class: PEFT's task type}; models with other heads get none.
@@ -64,7 +65,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
             f"training.lora.target_modules={targets!r} does not suit {type(model).__name__} ({first_line(error)}); "
             f"all-linear does"
         ) from error
-    adapted.create_or_update_model_card = lambda folder: None  # our model card is README.md, too
+    write(adapted, "create_or_update_model_card", lambda folder: None)
     return adapted
 
 

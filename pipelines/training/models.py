@@ -16,6 +16,7 @@ from ..objectives.data import Data, is_packed
 from ..objectives.documents_apart import check_documents_apart
 from ..objectives.learns import Learns
 from ..open_tokenizer import vocabulary_size
+from ..patches import write
 from ..plugins import objective_of
 from ..positions import (
     check_context,
@@ -217,7 +218,7 @@ def draw_anew(model, names: set[str]) -> None:
     weights = {name: model.get_parameter(name) for name in sorted(names)}
     owners = {id(owner): owner for name in weights if (owner := model.get_submodule(name.rpartition(".")[0]))}
     for loaded in (*weights.values(), *owners.values()):
-        loaded._is_hf_initialized = False
+        write(loaded, "_is_hf_initialized", False)
     with gathered([*weights.values()]), torch.no_grad():
         for owner in owners.values():
             model._init_weights(owner)

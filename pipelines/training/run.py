@@ -2,7 +2,8 @@
 
 import shutil
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
-from .checkpoints.resume import Verdict, rows_per_step_before
+from .checkpoints.resume import Verdict
 from .checkpoints.run_folder import say
 from .checkpoints.safe_load import forged_files_named
 from .engines.elastic import UNIVERSAL, reads_universal
@@ -52,22 +53,37 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
     """
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would break our progress line
-    session = Session.of(recipe, time.monotonic() if began is None else began, quiet)
+    began = time.monotonic() if began is None else began
+    session = Session.of(recipe, began, quiet or dry_run, is_trial=dry_run)  # the engine
     if dry_run:
         return check_by_trying(session)
-    folder = session.folder.path
     stop = StopAtOnce(active=session.is_main)
+    with ended_in_a_sentence(session, stop), session.folder.held() if session.is_main else nullcontext(), stop:
+        check_upload(session)
+        session.prepare()  # the data
+        verdict = session.from_main(session.resume.verdict)
+        if verdict.kind == "finished":
+            return finished_before(session, verdict)
+        model = fresh_model(session)
+        trainer = session.trainer(model)
+        checkpoint = begin(session, trainer, verdict)
+        return go(session, trainer, checkpoint)
+    return 128 + stop.received
+
+
+@contextmanager
+def ended_in_a_sentence(session: Session, stop: StopAtOnce) -> Iterator[None]:
+    """End the block on a signal, with a sentence; errors of a full disk or of too little memory become UserErrors."""
+    folder = session.folder.path
     try:
-        with session.folder.held() if session.is_main else nullcontext(), stop:
-            return start(session)
+        yield
     except BaseException as error:
         if stop.received is None:  # otherwise the error follows from the signal, whatever it is
             raise_as_sentence(session, error)
         shutil.rmtree(folder / STAGING, ignore_errors=True)
-        if not quiet:
+        if not session.quiet:
             print(stopped_sentence(f"stopped by signal {stop.received}", folder))
         stop.close()
-        return 128 + stop.received
 
 
 def raise_as_sentence(session: Session, error: BaseException) -> None:
@@ -107,12 +123,12 @@ def fresh_model(session: Session):
     for run in session.stages:
         with of_stage(run.stage.number):
             check_length(run.data.objective, model.config, trains=True, data=run.data)
+    plugin_code(model.config)  # saved with the model after training; raises its errors now
     return model
 
 
 def check_by_trying(session: Session) -> int:
     """The dry run: prepare the data, build the model, make one step and evaluate a batch of each other split."""
-    session.quiet = True
     session.prepare()
     session.resume.check_free()
     model = fresh_model(session)
@@ -122,39 +138,36 @@ def check_by_trying(session: Session) -> int:
     return 0
 
 
-def start(session: Session) -> int:
-    """Prepare the run, then train it; of a run that is finished already, print and publish the result."""
-    recipe, folder = session.recipe, session.folder
-    if session.is_main and recipe.publish.repo_id is not None:
-        resolve_repo_id(recipe.publish.repo_id)
-    session.prepare(session.from_main(partial(rows_per_step_before, recipe)))
-    verdict = session.from_main(session.resume.verdict)
-    if verdict.kind == "finished":
-        if session.is_main and not session.quiet:
-            print_result(folder.path, verdict.identity, session.data.objective.words, again=True)
-        if session.is_main:
-            publish_finished(session, verdict.identity)
-        return 0
-    model = fresh_model(session)
-    plugin_code(model.config)  # saved with the model after training; raises its errors now
-    trainer = session.trainer(model)
+def check_upload(session: Session) -> None:
+    """Raise UserError for a repository of the Hub that the finished model could not be pushed to."""
+    if session.is_main and session.recipe.publish.repo_id is not None:
+        resolve_repo_id(session.recipe.publish.repo_id)
+
+
+def finished_before(session: Session, verdict: Verdict) -> int:
+    """Print the result of a run that is finished already, and publish it if it is not; return the exit code, 0."""
+    if session.is_main:
+        if not session.quiet:
+            print_result(session.folder.path, verdict.identity, session.data.objective.words, again=True)
+        publish_finished(session, verdict.identity)
+    return 0
+
+
+def begin(session: Session, trainer, verdict: Verdict) -> Path | None:
+    """Write the beginning of the run into its folder, and print it; return the checkpoint to go on from, if any."""
     checkpoint = verdict.checkpoint
     if checkpoint is not None:
-        made = partial(session.engine.resumable, checkpoint, session.arguments.world_size, trainer.trusts_checkpoints)
-        checkpoint = session.from_main(made)
+        trusted = session.recipe.trust_remote_code
+        checkpoint = session.from_main(
+            partial(session.engine.resumable, checkpoint, session.arguments.world_size, trusted)
+        )
     if session.is_main:
         write_beginning(session, trainer, verdict)
         if not session.quiet:
             print_start(session.recipe, session.data, trainer, checkpoint, session.stages)
     if checkpoint is not None and checkpoint.parent.name == UNIVERSAL:
         reads_universal(trainer)
-    try:
-        return run(session, trainer, checkpoint)
-    finally:
-        for tracker in trainer.trackers:
-            tracker.close()
-        if session.is_main:
-            shutil.rmtree(folder.path / UNIVERSAL, ignore_errors=True)
+    return checkpoint
 
 
 def write_beginning(session: Session, trainer, verdict: Verdict) -> None:
@@ -180,21 +193,32 @@ def write_beginning(session: Session, trainer, verdict: Verdict) -> None:
     trainer.add_callback(ReportPage(folder.path))
 
 
-def run(session: Session, trainer, checkpoint: Path | None) -> int:
-    """Train, and complete the run's folder unless a signal has stopped the training."""
-    with forged_files_named(checkpoint, session.engine.loads_by_itself):
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    stopped = trainer.stop_signal.agree(trainer.args)
-    if stopped is None:
-        trainer.guard.check()
-        complete(session, trainer, None if checkpoint is None else step_of(checkpoint))
-        return 0
-    if session.is_main and not session.quiet:
-        step, folder = trainer.state.global_step, session.folder.path
-        print(
-            stopped_sentence(f"stopped by signal {stopped}", folder)
-            if trainer.has_ended
-            else f"stopped by signal {stopped} after step {step}; saved {folder / f'checkpoint-{step}'}; the same "
-            f"command goes on from there"
-        )
-    return 128 + stopped
+def go(session: Session, trainer, checkpoint: Path | None) -> int:
+    """Train, and complete the run's folder unless a signal has stopped the training; return the exit code."""
+    try:
+        with forged_files_named(checkpoint, session.engine.loads_by_itself):
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        stopped = trainer.stop_signal.agree(trainer.args)
+        if stopped is None:
+            trainer.guard.check()
+            complete(session, trainer, None if checkpoint is None else step_of(checkpoint))
+            return 0
+        if session.is_main and not session.quiet:
+            print(sentence_of_stop(session, trainer, stopped))
+        return 128 + stopped
+    finally:
+        for tracker in trainer.trackers:
+            tracker.close()
+        if session.is_main:
+            shutil.rmtree(session.folder.path / UNIVERSAL, ignore_errors=True)
+
+
+def sentence_of_stop(session: Session, trainer, stopped: int) -> str:
+    """The message for a run whose training a signal has stopped. stopped: the signal's number."""
+    step, folder = trainer.state.global_step, session.folder.path
+    if trainer.has_ended:
+        return stopped_sentence(f"stopped by signal {stopped}", folder)
+    return (
+        f"stopped by signal {stopped} after step {step}; saved {folder / f'checkpoint-{step}'}; the same command goes "
+        f"on from there"
+    )

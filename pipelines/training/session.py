@@ -2,20 +2,18 @@
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 from transformers import TrainingArguments
 
 from ..adapters import weights_identity
-from ..data.rows import Rows, steps_of_epoch
+from ..data.rows import steps_of_epoch
 from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
 from ..objectives.data import Data, is_packed
 from ..objectives.prepare import prepare_data
-from ..plugins import OPTIMIZERS, SCHEDULES
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import check_processes, words_of
 from ..recipes.schema import MINIMAL_PAIRS, Recipe
@@ -23,11 +21,10 @@ from ..recipes.secrets import without_signatures
 from ..recipes.usual_rates import settled
 from ..storage.cache import sha
 from ..storage.record import data_identity
-from .arguments import data_ranks, rows_of, total_steps, training_arguments
-from .checkpoints.resume import Resume
+from .arguments import data_ranks, rows_of, settle, total_steps, training_arguments
+from .checkpoints.resume import Resume, rows_per_step_before
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
-from .engines.deepspeed_engine import gather_experts_whole, start_deepspeed
 from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
@@ -56,10 +53,15 @@ class Session:
     resume: Resume | None = None
 
     @classmethod
-    def of(cls, recipe: Recipe, began: float, quiet: bool) -> "Session":
-        """Make the session and start the process group; raises UserError for a recipe that cannot be trained here."""
-        section, engine = recipe.training, engine_for(recipe.training)
-        arguments = training_arguments(recipe, engine)
+    def of(cls, recipe: Recipe, began: float, quiet: bool = False, is_trial: bool = False) -> "Session":
+        """Choose the engine, and start the process group with the run's TrainingArguments.
+
+        is_trial: whether nothing is resumed. Raises UserError for a recipe that cannot be trained here.
+        """
+        section = recipe.training
+        engine = engine_for(section, trusts_checkpoints=recipe.trust_remote_code)
+        # A resumed run has the rows per step of before, also if it had another number of processes then.
+        arguments = training_arguments(recipe, engine, None if is_trial else rows_per_step_before(recipe))
         check_one_device(arguments.n_gpu)
         if section.parallelism is not None:
             check_processes(section.parallelism, arguments.world_size, f"WORLD_SIZE={arguments.world_size}")
@@ -74,12 +76,8 @@ class Session:
         """Call `look` in the main process only; all processes return its result, or raise its UserError."""
         return broadcast_from_main(self.is_main, look)
 
-    def prepare(self, per_step: int | None = None) -> None:
-        """Prepare the data, in the main process first.
-
-        per_step: rows of a step of a resumed run, which may have had another number of processes; None: as the recipe
-        says.
-        """
+    def prepare(self) -> None:
+        """Prepare the data, in the main process first, and settle what depends on their size."""
         recipe = self.recipe
         if recipe.model.name_or_path is not None:
             from .models import check_rows_fit
@@ -90,47 +88,52 @@ class Session:
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
-        self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))
-        for name, section in (("base_weights", recipe.model), ("teacher_weights", recipe.teacher)):
-            if section is not None and section.name_or_path is not None:
-                alone = section is recipe.model
-                self.data.facts[name] = self.from_main(partial(weights_identity, section.name_or_path, alone=alone))
-        validated = [rows.identity for split, rows in self.data.rows.items() if split == "validation"]
-        if recipe.evaluation.best_metric == MINIMAL_PAIRS and self.pairs is not None:
-            validated = [self.pairs.good, self.pairs.bad]
-        if validated:
-            self.data.facts["validated_on"] = sha(validated)
-        if per_step not in (None, rows_of(self.arguments)):
-            self.arguments = training_arguments(recipe, self.engine, per_step)
-        folder, rows = self.folder, self.data.rows["train"]
+        rows, folder = self.data.rows["train"], self.folder
+        folder.read = self.from_main(partial(data_identity, recipe.to_dict()))
+        self.add_facts()
         folder.data, per_step = self.data.facts, rows_of(self.arguments)
         per_epoch = steps_of_epoch(rows.in_epoch, per_step)
-        recipe = self.settle(per_epoch)
         steps = partial(total_steps, per_epoch=per_epoch)
+        self.recipe = folder.recipe = recipe = settled(recipe, per_epoch)
+        settle(self.arguments, recipe)
         self.resume = Resume(folder, self.engine, self.arguments.world_size, per_step, steps)
         total = steps(recipe.training)
         if total is not None:
             check_schedule(recipe.training, total)
-        check_rows_can_be_shared(recipe, rows)
-        batch = self.arguments.train_batch_size * data_ranks(recipe.training, self.arguments.world_size)
+        self.stages = stage_runs(self.data.stages, self.ranks, per_step)
+        self.check_rows()
+        self.engine.start(self.arguments)
+
+    def add_facts(self) -> None:
+        """Add to the data's facts the weights that the run begins from or learns from, and what validations measure."""
+        recipe, facts = self.recipe, self.data.facts
+        for name, section in (("base_weights", recipe.model), ("teacher_weights", recipe.teacher)):
+            if section is not None and section.name_or_path is not None:
+                alone = section is recipe.model
+                facts[name] = self.from_main(partial(weights_identity, section.name_or_path, alone=alone))
+        validated = [rows.identity for split, rows in self.data.rows.items() if split == "validation"]
+        if recipe.evaluation.best_metric == MINIMAL_PAIRS and self.pairs is not None:
+            validated = [self.pairs.good, self.pairs.bad]
+        if validated:
+            facts["validated_on"] = sha(validated)
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that read different rows."""
+        return data_ranks(self.recipe.training, self.arguments.world_size)
+
+    def check_rows(self) -> None:
+        """Raise UserError for rows that the engine cannot share, or too few of them."""
+        rows = self.data.rows["train"]
+        check_rows_can_be_shared(self.recipe, rows)
+        batch = self.arguments.train_batch_size * self.ranks
         if self.arguments.dataloader_drop_last and rows.in_epoch < batch:
             raise UserError(
-                f"training.parallelism={words_of(recipe.training.parallelism)} needs whole batches of {batch} rows, "
-                f"and the data has {len(rows)}; lower training.per_device_train_batch_size"
+                f"training.parallelism={words_of(self.recipe.training.parallelism)} needs whole batches of {batch} "
+                f"rows, and the data has {len(rows)}; lower training.per_device_train_batch_size"
             )
-        ranks = data_ranks(recipe.training, self.arguments.world_size)
-        self.stages = stage_runs(self.data.stages, ranks, rows_of(self.arguments))
         for run in self.stages:
             check_rows_can_be_shared(run.stage.recipe, run.rows)
-        start_deepspeed(self.arguments)
-
-    def settle(self, per_epoch: int | None) -> Recipe:
-        """Settle the values of the session's recipe that depend on the data's size. per_epoch: steps of an epoch."""
-        recipe = settled(self.recipe, per_epoch)
-        if recipe != self.recipe:
-            self.recipe = self.folder.recipe = recipe
-            self.arguments = training_arguments(recipe, self.engine, rows_of(self.arguments))
-        return recipe
 
     def identity_text(self) -> str:
         """The JSON text that identifies the run in each checkpoint."""
@@ -145,70 +148,41 @@ class Session:
         """The collator for the rows of some data under this engine."""
         return self.engine.collator(data.collator_of(is_packed(self.data)))
 
-    def adjust(self, recipe: Recipe, model) -> Callable | None:
-        """The function (optimizer, model) that scales a new optimizer's rates by training.transfer, if that is set."""
-        from .models import transferred
-        from .transfer import scale_rates
-
-        if recipe.training.transfer is None:
-            return None
-        return partial(scale_rates, scales=transferred(recipe, self.data, model))
-
-    def trainer(
-        self,
-        model,
-        recipe: Recipe | None = None,
-        arguments: TrainingArguments | None = None,
-        trained: Rows | None = None,
-        data: Data | None = None,
-    ):
-        """The trainer of a model. The other arguments replace those of the run in a trial; None: those of the run."""
+    def trainer(self, model):
+        """The trainer of a model."""
         from .compiled_layers import CompiledLayers
         from .log.trackers import keep_in_run
         from .lora import plain
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
 
-        recipe, arguments = recipe or self.recipe, arguments or self.arguments
-        section, data, rows = recipe.training, data or self.data, self.data.rows
+        recipe, arguments, data = self.recipe, self.arguments, self.data
         if self.pairs is not None:
             self.pairs.check(plain(model), data.tokenizer)
-        scores = data.scores()
-        measures = ValidationMetrics(data, scores, rows.get("validation"), recipe.evaluation, self.pairs)
-        gather_experts_whole(model)
-        of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
-        own_schedule = of_stages or section.restarts or section.lr_scheduler_type in SCHEDULES
-        of_plugin = (OPTIMIZERS[section.optim], {"lr": section.learning_rate}) if section.optim in OPTIMIZERS else None
         if "trackio" in arguments.report_to:
             keep_in_run(arguments.output_dir)
-        trained, trainer_class = trained or rows["train"], AnyformerTrainer
+        trained, trainer_class = data.rows["train"], AnyformerTrainer
         if recipe.stages:
             from .stages.staged_trainer import StagedTrainer
 
-            trained = rows_of_run(self.stages, section.seed)
-            self.staged = StagedTraining(self.stages, trained, self.collator)
+            trained = rows_of_run(self.stages, recipe.training.seed)
+            of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
+            shares = partial(share_of_steps, recipe) if of_stages else None
+            self.staged = StagedTraining(self.stages, trained, self.collator, shares)
             trainer_class = partial(StagedTrainer, stages=self.staged)
         trainer = trainer_class(
             model=model,
             args=arguments,
             train_dataset=trained,
-            eval_dataset=measures.validated(),
             data_collator=self.collator(data),
-            processing_class=self.data.processor,
+            section=recipe.training,
             engine=self.engine,
-            run_identity=self.identity_text(),
-            adjust=self.adjust(recipe, model),
-            optimizer_cls_and_kwargs=of_plugin,
-            shares=partial(share_of_steps, recipe) if own_schedule else None,
-            patience=recipe.evaluation.patience,
-            section=section,
-            trusts_checkpoints=recipe.trust_remote_code,
-            validation_metrics=measures,
             learns=data.learns(),
-            scores=scores,
+            measures=ValidationMetrics(data, data.scores(), data.rows.get("validation"), recipe.evaluation, self.pairs),
+            run_identity=self.identity_text(),
         )
         for tracker in trainer.trackers:
             tracker.recipe = without_signatures(recipe.to_dict())
-        if section.torch_compile:
-            trainer.add_callback(CompiledLayers(section))
+        if recipe.training.torch_compile:
+            trainer.add_callback(CompiledLayers(recipe.training))
         return trainer

@@ -21,7 +21,9 @@ from ..data.sample_ids import evaluation_batches, training_rows
 from ..freed_memory import give_back
 from ..objectives.documents_apart import without_cache
 from ..objectives.learns import Learns
-from ..objectives.scores import Scores
+from ..objectives.scores import Scored, Scores
+from ..patches import write
+from ..plugins import OPTIMIZERS
 from ..positions import counts_from_padding
 from ..recipes.optimizer_rows import own_optimizer
 from ..recipes.schema import TrainingSection
@@ -46,27 +48,19 @@ from .guards.router_statistics import RouterStatistics
 from .guards.stall_watchdog import StallWatchdog
 from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopSignal
-from .learning_rate import begin_above_zero, replace_shares
+from .learning_rate import begin_above_zero, own_shares, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, plain, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums
-from .losses.loss_parts import LossParts, PartLosses, parts_of_rows
+from .losses.loss_parts import LossParts, parts_of_rows
 from .losses.model_loss import ModelLoss
+from .losses.validation_metrics import ValidationMetrics
+from .models import transferred
 from .optimizers import matrices_only
+from .transfer import scale_rates
 
-# Private methods of Trainer that are overridden because it has no hook there (checked against transformers 5.24).
-OVERRIDDEN = (
-    "_get_train_sampler",
-    "_run_epoch",
-    "_get_grad_norm",
-    "_save_checkpoint",
-    "_save_optimizer_and_scheduler",
-    "_load_optimizer_and_scheduler",
-    "_load_from_checkpoint",
-    "_sync_replicated_trainable_parameters",
-)
 # Trainer's messages about a resumed run that do not apply here: the best checkpoint is found by its step, and the
 # settings of the new command replace the stored ones.
 SAID_BY_TRAINER = ("The best checkpoint", "Warning: The following arguments do not match")
@@ -76,113 +70,72 @@ class AnyformerTrainer(Trainer):
     """Trainer for any model that learns from labels: packed rows, padded examples, source and target.
 
     Args:
-        run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
-        adjust: function (optimizer, model) that changes the learning rates of a new optimizer's groups; None: nothing.
-        learns: the loss (objectives/learns.py); None: the model's own.
-        shifts_labels: without `learns`, whether labels are aligned with the inputs, so that the first of a row never
-            counts.
-        scores: what evaluation measures beside the loss (objectives/scores.py); None: only the loss is measured.
-        patience: training ends after this many validations without a better `args.metric_for_best_model`; None: never.
-        shares: steps of a run -> (step -> share of the peak learning rate); None: as `args.lr_scheduler_type` says.
-        validation_metrics: what validations measure besides the loss (validation_metrics.py); None: nothing.
+        section: the settings that TrainingArguments does not have: the guards (guards/), optimizers and schedules of
+            our own, rates that transfer, and a moving average of the weights, which validations measure and which is
+            the model after training. None: the default settings, without stall watchdog and router warning.
         engine: DDP, DeepSpeed, FSDP or mesh (engines/): an error is raised where another would train; None: any may.
-        section: the settings that TrainingArguments does not have: the guards (guards/), our own optimizers
-            (optimizer_rows.py), and a moving average of the weights, which validations measure and which is the model
-            after training. None: the default settings, without stall watchdog and router warning.
-        trusts_checkpoints: whether DeepSpeed may unpickle arbitrary objects from a checkpoint (safe_load.py).
+        learns: the loss, and what is saved beside the model (objectives/learns.py); None: the model's own loss.
+        scores: what evaluation measures beside the loss (objectives/scores.py); None: only the loss is measured.
+        measures: the validations (validation_metrics.py): their rows and scores, further metrics, and after how many of
+            them without a better one the training ends. None: `eval_dataset` and `scores` alone.
+        run_identity: JSON text saved in each checkpoint: recipe, versions, seed, data fingerprint.
         **kwargs: as for transformers' Trainer.
+
+    Attributes: `scored` is what the last evaluation scored, `shifts_labels` whether labels are aligned with the inputs,
+    so that the first of a row never counts; it is that of `learns`, if given.
     """
+
+    shifts_labels = True
+    scored: Scored | None = None
+    _row_ids: "torch.Tensor | list[int]" = []  # of the batch whose loss is computed
+    _sums: EvaluationSums | None = None  # of the evaluation that runs
 
     def __init__(
         self,
         *,
-        run_identity: str = "{}",
-        adjust: Callable | None = None,
-        learns: Learns | None = None,
-        shifts_labels: bool = True,
-        scores: Scores | None = None,
-        patience: int | None = None,
-        validation_metrics=None,
-        shares=None,
-        engine: Engine | None = None,
         section: TrainingSection | None = None,
-        trusts_checkpoints: bool = False,
+        engine: Engine | None = None,
+        learns: Learns | None = None,
+        scores: Scores | None = None,
+        measures: ValidationMetrics | None = None,
+        run_identity: str = "{}",
         **kwargs,
     ):
-        self.shares, self.adjust, self.trusts_checkpoints = shares, adjust, trusts_checkpoints
-        section = section or TrainingSection(stall_minutes=None, router_warning=None)
-        self.engine = engine or OneProcess(section)
-        self.validation_metrics, self.scores, self.scored = validation_metrics, scores, None
-        self.own_loss = None if learns is None else learns.data.lesson or learns.loss()
-        self.loss_parts = None if learns is None else learns.loss_parts()
+        self.section = section = section or TrainingSection(stall_minutes=None, router_warning=None)
+        self.engine = engine = engine or OneProcess(section)
+        self.measures, self.scores = measures, scores
+        if measures is not None:
+            self.scores, kwargs["eval_dataset"] = measures.scores, measures.validated()
+        self.own_loss = loss_parts = None
+        if learns is not None:
+            self.own_loss, loss_parts = learns.data.lesson or learns.loss(), learns.loss_parts()
+            self.shifts_labels = learns.shifts_labels
+            kwargs.setdefault("processing_class", learns.data.processor)
         self.own_optimizer = own_optimizer(section)
-        self.shifts_labels = shifts_labels if learns is None else learns.shifts_labels
-        self._use_cache = getattr(kwargs["model"].config, "use_cache", None)
+        if section.optim in OPTIMIZERS:  # a plug-in's
+            kwargs["optimizer_cls_and_kwargs"] = OPTIMIZERS[section.optim], {"lr": section.learning_rate}
+        self._use_cache = getattr(kwargs["model"].config, "use_cache", None)  # Trainer sets it to False for training
         self.rows = kwargs["train_dataset"] = training_rows(kwargs.get("train_dataset") or ())
         self.bare_rows = self.rows.rows
         self.rows.enter(kwargs)
-        parts = None if self.engine.shares_rows else parts_of_rows(self.rows)
-        self.part_losses = None if parts is None else PartLosses(*parts, self.shifts_labels)
-        with self.engine.entered(kwargs), warnings.catch_warnings():
+        with engine.entered(kwargs), warnings.catch_warnings():
             # Trainer warns that it does not smooth several labels; our loss of them does (losses.SeveralLabels).
             warnings.filterwarnings("ignore", "Label smoothing is not compatible", UserWarning)
             super().__init__(**kwargs)
-        # A tied head is the embedding and not saved a second time; ZeRO and FSDP would hand it over as a copy.
-        self.model._keys_to_ignore_on_save |= set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        args, folder = self.args, self.args.output_dir
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())  # a tied head is not saved a second time
+        write(self.model, "_keys_to_ignore_on_save", self.model._keys_to_ignore_on_save | tied)
+        self.scales = None if section.transfer is None else transferred(learns.recipe, learns.data, self.model)
+
+        # The loss, and what is summed up of each step until the next log
         self._tr_loss = torch.zeros(())  # sum of losses since the last log; Trainer replaces it when training begins
-        self._choose_loss()
-        self._add_own_callbacks(run_identity, section, patience)
-        self.trackers = replace_trackers(self)
-        self.engine.check_losses(self)
-
-    def _add_own_callbacks(self, run_identity, section, patience) -> None:
-        """Make the guards, logs and callbacks of the training; the arguments are those of __init__."""
-        for callback in (PrinterCallback, ProgressCallback):
-            self.remove_callback(callback)
-        folder, engine = self.args.output_dir, self.engine
-        self.guard, self.steps = LossGuard(folder), StepGuard(section)
-        has_average = section.ema_decay is not None
-        self.average = WeightAverage(section.ema_decay, section.ema_warmup) if has_average else None
-        self.throughput = ThroughputLog(self.args, engine.counting_together, engine.flop_count(self.model))
-        config = plain(self.model).config.get_text_config() if counts_from_padding(self.model) else None
-        self.padding = None if config is None else KeepPadding(config)
-        self.staging = CheckpointStaging(run_identity, writes=self.args.should_save)
-        self.stop_signal, self.progress = StopSignal(self.accelerator), ProgressLine()
-        self.resumed, self.epochs = ResumedSettings(run_identity), SetEpochCallback(self.train_dataset)
-        self.own_rates = {}  # learning rates of the last step: Trainer logs only that of the optimizer's first group
-        self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
-        self.parts = LossParts(self.loss_parts)
-        self.summed = [each for each in (self.routers, self.parts, self.part_losses) if each is not None]
-        self.watchdog = StallWatchdog(folder, section.stall_minutes, self.args.process_index)
-        self.early_stopping = None if patience is None else EarlyStopping(patience)
-        self.counts_rows = self.args.process_index % engine.sharing == 0  # the first of those that read the same rows
-        audits = section.audit_samples and self.counts_rows
-        self.audit = SampleAudit(folder, self.rows, self.args.process_index) if audits else None
-        callbacks = (
-            self.padding,
-            self.watchdog,
-            self.stop_signal,
-            self.progress,
-            self.epochs,
-            MetricsFile(folder),
-            self.routers,
-            self.resumed,  # before the callbacks that read the best metric
-            SaveTheBest(),
-            self.early_stopping,
-            self.average,
-            self.audit,
-        )
-        for callback in (each for each in callbacks if each is not None):
-            self.add_callback(callback)
-
-    def _choose_loss(self) -> None:
         self.model_loss = ModelLoss(
             self.model,
             shifts_labels=self.shifts_labels,
             accepts_loss_kwargs=self.model_accepts_loss_kwargs,
-            label_smoothing=self.args.label_smoothing_factor,
+            label_smoothing=args.label_smoothing_factor,
             own=self.own_loss,
-            logits_of=self.loss_parts and self.loss_parts.logits_of,
+            logits_of=loss_parts and loss_parts.logits_of,
         )
         if self.compute_loss_func is None:
             self.compute_loss_func = self.model_loss.function
@@ -190,6 +143,55 @@ class AnyformerTrainer(Trainer):
             self.model_accepts_loss_kwargs = False  # a base model takes no num_items_in_batch
         self.label_smoother = None  # Trainer's knows only the models of transformers that shift labels
         self._loss_shifts_labels = self.shifts_labels  # decides which labels Trainer counts for num_items_in_batch
+        of_rows = None if engine.shares_rows else parts_of_rows(self.rows)
+        self.parts = LossParts(loss_parts, of_rows, self.shifts_labels)
+        self.routers = RouterStatistics(folder, section.router_warning, self.get_tp_size())
+        self.own_rates = {}  # learning rates of the last step: Trainer logs only that of the optimizer's first group
+
+        # Guards, checkpoints and the log
+        self.guard = LossGuard(folder)
+        self.steps = StepGuard(section, self.guard, (self.routers, self.parts))
+        self.stop_signal = StopSignal(self.accelerator)
+        self.watchdog = StallWatchdog(folder, section.stall_minutes, args.process_index)
+        self.throughput = ThroughputLog(args, engine.counting_together, engine.flop_count(self.model))
+        self.progress = ProgressLine()
+        self.epochs = SetEpochCallback(self.train_dataset)
+        self.staging = CheckpointStaging(run_identity, writes=args.should_save)
+        self.resumed = ResumedSettings(run_identity)
+        patience = None if measures is None else measures.patience
+        self.early_stopping = None if patience is None else EarlyStopping(patience)
+        has_average = section.ema_decay is not None
+        self.average = WeightAverage(section.ema_decay, section.ema_warmup) if has_average else None
+        audits = section.audit_samples and self.counts_rows
+        self.audit = SampleAudit(folder, self.rows, args.process_index) if audits else None
+        self._replace_callbacks()
+        self.trackers = replace_trackers(self)
+        engine.check_losses(self)
+
+    def _replace_callbacks(self) -> None:
+        for theirs in (PrinterCallback, ProgressCallback):
+            self.remove_callback(theirs)
+        for ours in (
+            KeepPadding(plain(self.model).config.get_text_config()) if counts_from_padding(self.model) else None,
+            self.watchdog,
+            self.stop_signal,
+            self.progress,
+            self.epochs,
+            MetricsFile(self.args.output_dir),
+            self.routers,
+            self.resumed,  # before the callbacks that read the best metric
+            SaveTheBest(),
+            self.early_stopping,
+            self.average,
+            self.audit,
+        ):
+            if ours is not None:
+                self.add_callback(ours)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether this process is the first of those that read the same rows."""
+        return self.args.process_index % self.engine.sharing == 0
 
     def get_train_dataloader(self):
         loader = super().get_train_dataloader()
@@ -264,7 +266,7 @@ class AnyformerTrainer(Trainer):
         return self.stopped_early or self.state.global_step >= self.state.max_steps
 
     def _plain_data(self):
-        return plain_data_alone(self.is_deepspeed_enabled and not self.trusts_checkpoints)
+        return plain_data_alone(self.is_deepspeed_enabled and not self.engine.trusts_checkpoints)
 
     def _run_epoch(self, *args, resume_from_checkpoint=None, epoch, epochs_trained, **kwargs):
         """A run that was killed after its last step resumes without a step; Trainer would train one step too many."""
@@ -286,15 +288,16 @@ class AnyformerTrainer(Trainer):
             super()._sync_replicated_trainable_parameters(model)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
-        rows = self._rows = inputs.pop(ROW_IDS, [])
+        rows = self._row_ids = inputs.pop(ROW_IDS, [])
         inputs.pop(EPOCH, None)
         self.rows.trained(inputs)
         if self.audit is not None:
             self.audit.trained(self.state.global_step + 1, int(self.rows.epoch(self.state.epoch) or 0), rows)
         self.throughput.add_batch(self.model, inputs)
-        self.steps.remember(self.state.global_step + 1, self._tr_loss, self.summed)
-        by_trainer = partial(super().training_step, model, inputs, num_items_in_batch)
-        loss = self.engine.train_step(self, inputs, num_items_in_batch, by_trainer)
+        self.steps.remember(self.state.global_step + 1, self._tr_loss)
+        loss = self.engine.train_step(self, inputs, num_items_in_batch)
+        if loss is None:
+            loss = super().training_step(model, inputs, num_items_in_batch)
         self.guard.watch(self.state.global_step + 1, loss, rows)
         give_back(self.args.device.type)
         return loss
@@ -303,9 +306,15 @@ class AnyformerTrainer(Trainer):
         """Trainer calls this last before the optimizer: a bad step loses its gradients here, so it changes nothing."""
         if self.own_optimizer is not None:
             self.own_rates = self.own_optimizer.rates_of(self.optimizer)
-        norm = self.engine.grad_norm(self, partial(super()._get_grad_norm, model, grad_norm=grad_norm))
-        if self.steps.leaves_out(self.state.global_step + 1, norm, self.guard, self.accelerator, self._tr_loss):
-            model.zero_grad(set_to_none=True)
+        clipped = self.engine.clip(self)
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm if clipped is None else clipped)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        verdict = self.steps.judge(self.state.global_step + 1, norm, self.accelerator)
+        if verdict is not None:
+            self.steps.count(verdict, speaks=self.accelerator.is_main_process)
+            if verdict.why is not None:
+                self.steps.undo(verdict.step, self._tr_loss)
+                model.zero_grad(set_to_none=True)
         return norm
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -319,8 +328,8 @@ class AnyformerTrainer(Trainer):
         if self.model.training:
             self.routers.add(outputs, self.throughput.batch_tokens)
             self.parts.add(outputs, inputs, num_items_in_batch)
-            if self.part_losses is not None:
-                self.part_losses.add(*self.model_loss.of_rows(outputs), labels, self._rows)
+            if self.parts.of_rows is not None:
+                self.parts.add_rows(*self.model_loss.of_rows(outputs), labels, self._row_ids)
         return (loss, outputs) if return_outputs else loss
 
     def create_optimizer(self, model=None):
@@ -329,19 +338,24 @@ class AnyformerTrainer(Trainer):
             self.optimizer = self.own_optimizer.build(built, set(self.get_decay_parameter_names(built)), self.args)
         with refusals():
             optimizer = super().create_optimizer(model)
-        if fresh and self.adjust is not None:
-            self.adjust(optimizer, built)
+        if fresh and self.scales is not None:
+            scale_rates(optimizer, built, self.scales)
         return optimizer
 
     def create_scheduler(self, num_training_steps, optimizer=None):
         fresh = self.lr_scheduler is None
         with refusals():
             scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if fresh and self.shares is not None:
-            replace_shares(scheduler, [self.shares(num_training_steps)] * len(scheduler.base_lrs))
+        share = self.share_of_steps(num_training_steps) if fresh else None
+        if share is not None:
+            replace_shares(scheduler, [share] * len(scheduler.base_lrs))
         elif fresh:
             begin_above_zero(scheduler, self.args.get_warmup_steps(num_training_steps))
         return scheduler
+
+    def share_of_steps(self, total: int) -> Callable[[int], float] | None:
+        """step -> share of the peak learning rate, in a run of `total` steps; None: as args.lr_scheduler_type says."""
+        return own_shares(self.section, total)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """Weight decay applies to matrices only: to no biases, norm weights, vectors of positions or of token norms."""
@@ -361,8 +375,6 @@ class AnyformerTrainer(Trainer):
             logs.update({f"tokens_{name}": n for name, n in self.source_tokens(self.state.global_step).items()})
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
-            if self.part_losses is not None:
-                logs.update(self.part_losses.collect(self.accelerator.reduce))
             self.steps.collect(logs, speaks=self.is_world_process_zero())
         super().log(with_split_names(logs), start_time)
 
@@ -395,8 +407,8 @@ class AnyformerTrainer(Trainer):
             self._sums = EvaluationSums(self, dataloader.dataset)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             metrics, self.scored = self._sums.metrics(self.accelerator)
-            if self.validation_metrics is not None:
-                metrics |= self.validation_metrics.measure(metrics, self, metric_key_prefix)
+            if self.measures is not None:
+                metrics |= self.measures.measure(metrics, self, metric_key_prefix)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
@@ -416,7 +428,7 @@ class AnyformerTrainer(Trainer):
                 outputs = self.model_loss.outputs(model, inputs)
                 total = self._sums.add_parts(outputs, inputs, *self.model_loss.of_rows(outputs), rows)
             else:
-                needed = self._sums.scores is not None, self._sums.part_losses is not None
+                needed = self._sums.scores is not None, self._sums.parts.of_rows is not None
                 total, *of_rows = self.model_loss.sum(model, inputs, *needed)
                 self._sums.add(total, count, *of_rows, inputs["labels"], rows)
         return (total / count.clamp_min(1), None, None)
@@ -428,7 +440,8 @@ class AnyformerTrainer(Trainer):
         best, words = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
         self._check_intact([best], words, "keeps the last model")
         with self._plain_data():
-            self.engine.load_weights(self, best, self._load_best_model)
+            if not self.engine.load_weights(self, best):
+                self._load_best_model()
         if self.average is not None:
             self.average.load(best)
 
@@ -464,23 +477,24 @@ class AnyformerTrainer(Trainer):
                 self._push_from_checkpoint(str(folder / name))
 
     def _save_optimizer_and_scheduler(self, output_dir):
-        self.engine.save_states(self, Path(output_dir), partial(super()._save_optimizer_and_scheduler, output_dir))
+        if not self.engine.save_states(self, Path(output_dir)):
+            super()._save_optimizer_and_scheduler(output_dir)
 
     def _load_optimizer_and_scheduler(self, checkpoint):
-        if checkpoint is not None:
-            by_trainer = partial(super()._load_optimizer_and_scheduler, checkpoint)
-            self.engine.load_states(self, Path(checkpoint), by_trainer)
+        if checkpoint is not None and not self.engine.load_states(self, Path(checkpoint)):
+            super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_from_checkpoint(self, resume_from_checkpoint, model=None):
-        by_trainer = partial(super()._load_from_checkpoint, resume_from_checkpoint, model)
-        self.engine.load_weights(self, Path(resume_from_checkpoint), by_trainer)
+        if not self.engine.load_weights(self, Path(resume_from_checkpoint)):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def save_model(self, output_dir=None, _internal_call=False):
-        # Trainer sets config.use_cache to False for training; the saved model must generate with its original value.
+        # The saved model must generate with its original value.
         config, training = self.model.config, self.model.config.use_cache
         folder, config.use_cache = Path(output_dir or self.args.output_dir), self._use_cache
         try:
-            self.engine.save_weights(self, folder, partial(super().save_model, output_dir, _internal_call))
+            if not self.engine.save_weights(self, folder):
+                super().save_model(output_dir, _internal_call)
             if self.args.should_save and is_adapted(self.model):
                 save_adapted_config(self.model, folder)
         finally:

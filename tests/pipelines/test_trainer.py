@@ -9,10 +9,11 @@ import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
+from anyformer.pipelines.patches import OVERRIDDEN
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
-from anyformer.pipelines.training.trainer import OVERRIDDEN, AnyformerTrainer
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
 from training_steps import small_arguments
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback

@@ -23,8 +23,10 @@ ENGINES: dict[type[Engine], object] = {
 }
 
 
-def engine_for(section: TrainingSection) -> Engine:
-    return next(engine for engine, is_asked in ENGINES.items() if is_asked(section))(section)
+def engine_for(section: TrainingSection, trusts_checkpoints: bool = False) -> Engine:
+    """The engine that recipe and launcher ask for. trusts_checkpoints: as for Engine."""
+    engine = next(engine for engine, is_asked in ENGINES.items() if is_asked(section))
+    return engine(section, trusts_checkpoints)
 
 
 def check_one_device(n_gpu: int) -> None:

@@ -1,16 +1,14 @@
 """DeepSpeed: its configuration, its process group, and how ZeRO-3 splits fresh models over the processes."""
 
-import json
 import os
 from contextlib import contextmanager, nullcontext
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UserError, did_you_mean
+from ...errors import UserError
+from ...recipes.deepspeed_settings import read_deepspeed, zero_stage
 from ...recipes.optimizer_rows import optimizer_of
 from ...recipes.parallelism import ULYSSES, engine_of, words_of
-from ...recipes.recipe_files import text_of
 from ...recipes.schema import TrainingSection
 from ...recipes.types import show
 from .engine import WAY_OUT, Engine, is_true
@@ -35,6 +33,25 @@ class DeepSpeed(Engine):
     @property
     def builds_late(self) -> bool:
         return self.splits_weights is not None
+
+    def start(self, arguments: "TrainingArguments") -> None:
+        """Start DeepSpeed's process group.
+
+        ZeRO-3 shards a model over this group while it is built; without it the model would be sharded over one process.
+        DeepSpeed also groups the processes that share rows (sp).
+        """
+        from transformers.integrations import is_deepspeed_zero3_enabled
+
+        sharing = getattr(arguments, "parallelism_config", None)
+        if is_deepspeed_zero3_enabled() or (sharing is not None and sharing.sp_size > 1):
+            import deepspeed
+
+            deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
+
+    @contextmanager
+    def entered(self, trainer_settings: dict):
+        gather_experts_whole(trainer_settings["model"])
+        yield
 
     def share(self, model, device):
         from .late_weights import is_late
@@ -86,63 +103,6 @@ def check_whole_matrices(section: TrainingSection) -> None:
             f"{other}"
         )
     DeepSpeed(section).check_average()
-
-
-def zero_stage(section: TrainingSection) -> int:
-    """The ZeRO stage that recipe or launcher ask for."""
-    value = section.extra.get("deepspeed")
-    if value is None:
-        return int(os.environ.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", 2))  # accelerate's default
-    return (read_deepspeed(value).get("zero_optimization") or {}).get("stage", 0)
-
-
-def shipped_deepspeed() -> dict:
-    """{name: file} of the shipped configurations in configs/deepspeed."""
-    folder = resources.files("anyformer.configs") / "deepspeed"
-    return {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
-
-
-def deepspeed_config(value):
-    """The path of a shipped configuration for a name such as `zero2`; a path or dict is returned as it is.
-
-    A name stands for the shipped file even if a folder of that name exists.
-    """
-    if not isinstance(value, str) or os.path.isfile(value):
-        return value
-    shipped = shipped_deepspeed()
-    if value in shipped:
-        return str(shipped[value])
-    if not os.path.exists(value):
-        raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
-    return value
-
-
-def read_deepspeed(given) -> dict:
-    """The configuration that training.deepspeed names; raises UserError for a file that holds none."""
-    setting, config = f"training.deepspeed={show(given)}", deepspeed_config(given)
-    if isinstance(config, str):
-        try:
-            config = json.loads(text_of(Path(config), setting))
-        except ValueError as error:
-            raise UserError(f"{setting} cannot be read as JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{setting} holds no settings; give one of the shipped names, such as zero2")
-    return config
-
-
-def start_deepspeed(arguments: "TrainingArguments") -> None:
-    """Start DeepSpeed's process group before a model is built.
-
-    ZeRO-3 shards a model over this group while it is built; without it the model would be sharded over one process.
-    DeepSpeed also groups the processes that share rows (sp).
-    """
-    from transformers.integrations import is_deepspeed_zero3_enabled
-
-    sharing = getattr(arguments, "parallelism_config", None)
-    if is_deepspeed_zero3_enabled() or (sharing is not None and sharing.sp_size > 1):
-        import deepspeed
-
-        deepspeed.init_distributed(dist_backend="gloo" if arguments.use_cpu else None)
 
 
 def share_out(model, device):

@@ -7,11 +7,15 @@ import os
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import PartNorms, Recipe, TrainingSection
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 # Set only by `accelerate launch`; other variables of accelerate are also set by transformers.
 BY_ACCELERATE = "ACCELERATE_DYNAMO_USE_FULLGRAPH"
@@ -30,6 +34,7 @@ class Engine:
 
     Args:
         section: the recipe's training section.
+        trusts_checkpoints: whether its library may unpickle arbitrary objects from a checkpoint (safe_load.py).
     """
 
     name: str | None = None  # in errors and run.json; None: one plain process
@@ -43,8 +48,9 @@ class Engine:
     loads_by_itself = False  # whether its library reads checkpoints without torch's safe loading
     repeats_weights = True  # whether a weight that is not split is the same in all processes
 
-    def __init__(self, section: TrainingSection):
+    def __init__(self, section: TrainingSection, trusts_checkpoints: bool = False):
         self.section, self.parallelism = section, section.parallelism
+        self.trusts_checkpoints = trusts_checkpoints
 
     @property
     def splitter(self) -> str | None:
@@ -164,6 +170,9 @@ class Engine:
                 f"write {WAY_OUT} {self.launched_by}"
             )
 
+    def start(self, arguments: "TrainingArguments") -> None:
+        """Called before a model is built, when the process group of the arguments has started."""
+
     def share(self, model, device):
         """The model, split over the processes by engines that split it when it is built. device: of this process."""
         return model
@@ -205,7 +214,7 @@ class Engine:
         """The engine that is running, for run.json: the class that wraps the model, or how the model is split."""
         return type(wrapped).__name__
 
-    # ---- called by the trainer. By default transformers and accelerate do the work: `by_trainer` is Trainer's method.
+    # ---- called by the trainer. By default transformers and accelerate do the work.
 
     @property
     def sharing(self) -> int:
@@ -237,9 +246,9 @@ class Engine:
     def share_rows(self, loader) -> None:
         """Change a loader that accelerate has prepared, so that processes that share rows read the same ones."""
 
-    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
-        """Add the gradients of a batch; return its loss."""
-        return by_trainer()
+    def train_step(self, trainer, inputs: dict, labels_counted):
+        """Add the gradients of a batch and return its loss; None: Trainer does it."""
+        return None
 
     @cached_property
     def clipped_parts(self):
@@ -250,12 +259,12 @@ class Engine:
 
         return ClippedParts(self.section.max_grad_norm)
 
-    def grad_norm(self, trainer, by_trainer):
-        """The norm of all gradients before clipping; the parts of max_grad_norm, if it has any, are clipped here."""
+    def clip(self, trainer):
+        """Clip all gradients, or each part of max_grad_norm; return their norm before. None: Trainer clips them."""
         if self.clipped_parts is None:
-            return by_trainer()
+            return None
         trainer.accelerator.unscale_gradients()
-        return by_trainer(grad_norm=self.clipped_parts.clip(trainer.model))
+        return self.clipped_parts.clip(trainer.model)
 
     def norms_of_parts(self) -> dict[str, float]:
         """The gradient norm of each part for the log; {} where all gradients are clipped together."""
@@ -269,8 +278,11 @@ class Engine:
         """The FlopCount of the whole model (accounting/flops.py); None: the trainer makes it from its model."""
         return None
 
-    def as_trainer_does(self, trainer, folder: Path, by_trainer) -> None:
-        """Load or save a checkpoint: the weights of the whole model or adapter, or optimizer and schedule."""
-        by_trainer()
+    def as_trainer_does(self, trainer, folder: Path) -> bool:
+        """Load or save a checkpoint: the weights of the whole model or adapter, or optimizer and schedule.
+
+        Returns whether it is done; False: Trainer does it.
+        """
+        return False
 
     load_weights = save_weights = load_states = save_states = as_trainer_does

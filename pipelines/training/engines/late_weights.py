@@ -15,6 +15,8 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PreTrainedModel
 
+from ...patches import replaced, write
+
 ONE_AT_A_TIME = threading.Lock()  # transformers loads weights in threads, which share one generator
 
 
@@ -111,15 +113,13 @@ def on_meta_device() -> Iterator[None]:
             made = Draw(model, module).make()
             if any(parameter.isnan().any() for parameter in made.values()):
                 raise WeightsOfConstructor
-            module._is_hf_initialized = True
+            write(module, "_is_hf_initialized", True)
 
-    drawn, hook = PreTrainedModel._initialize_weights, register_module_parameter_registration_hook(emptied)
-    PreTrainedModel._initialize_weights = recorded
+    hook = register_module_parameter_registration_hook(emptied)
     try:
-        with DrawsOfMeta():
+        with replaced(PreTrainedModel, _initialize_weights=recorded), DrawsOfMeta():
             yield
     finally:
-        PreTrainedModel._initialize_weights = drawn
         hook.remove()
 
 

@@ -21,11 +21,12 @@ from importlib import resources
 from pathlib import Path
 
 from ...errors import UserError, did_you_mean
+from ...recipes.deepspeed_settings import shipped_deepspeed, zero_stage
 from ...recipes.parallelism import MESH, check_processes, engine_of, processes_of, words_of
 from ...recipes.schema import Recipe
 from ...recipes.strict_yaml import parse_yaml
 from ...recipes.types import show
-from .deepspeed_engine import check_whole_matrices, shipped_deepspeed, zero_stage
+from .deepspeed_engine import check_whole_matrices
 from .engine import RANKS
 
 # The variable names a file into which a rank writes why it fails; this is torchrun's protocol.

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError, first_line
+from ...patches import replaced
 from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_together, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
@@ -95,18 +96,13 @@ class Mesh(Engine):
 
     @contextmanager
     def entered(self, trainer_settings: dict):
-        """In the block Trainer does not see that optimizer states are saved, nor accelerate that the model is split.
+        """While Trainer is constructed, hides two facts.
 
-        Trainer refuses to save such states; `save_states` does it. accelerate would distribute rows by the split, and
-        refuses that on CPUs; `share_rows` does it.
+        It would refuse to save split states, and accelerate would share rows by the split.
         """
-        arguments, model = trainer_settings["args"], plain(trainer_settings["model"])
-        only_model, tensors = arguments.save_only_model, getattr(model, "_tp_size", None)
-        arguments.save_only_model, model._tp_size = True, None
-        try:
+        model = plain(trainer_settings["model"])
+        with replaced(trainer_settings["args"], save_only_model=True), replaced(model, _tp_size=None):
             yield
-        finally:
-            arguments.save_only_model, model._tp_size = only_model, tensors
 
     def check_begun(self, trainer) -> None:
         check_shared(trainer.model, self.parallelism)
@@ -119,11 +115,7 @@ class Mesh(Engine):
             if shard.num_processes == 1:
                 shard.even_batches = False  # otherwise an epoch's last batch is filled up with the first rows
 
-    def grad_norm(self, trainer, by_trainer):
-        norm = super().grad_norm(trainer, by_trainer)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def load_weights(self, trainer, folder: Path) -> bool:
         if is_adapted(trainer.model):
             from peft import set_peft_model_state_dict
 
@@ -131,8 +123,9 @@ class Mesh(Engine):
         else:
             options = StateDictOptions(full_state_dict=True, strict=True)
             set_model_state_dict(trainer.model, stored_weights(trainer.model, folder), options=options)
+        return True
 
-    def save_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def save_weights(self, trainer, folder: Path) -> bool:
         """Gather the whole weights on the process that writes, and free them after saving."""
         state, config = self.whole_state(trainer), trainer.model.config
         if trainer.args.should_save:
@@ -142,6 +135,7 @@ class Mesh(Engine):
             finally:
                 if distributed is not None:
                     config.distributed_config = distributed
+        return True
 
     def whole_state(self, trainer) -> dict:
         """The whole weights on the process that writes, {} on the others; all processes must call this."""
@@ -151,7 +145,7 @@ class Mesh(Engine):
         options = {"save_on_this_rank": trainer.args.should_save}
         return model.gather_sharded_state_dict_for_save(model, state, model.config.distributed_config, **options)
 
-    def load_states(self, trainer, folder: Path, by_trainer) -> None:
+    def load_states(self, trainer, folder: Path) -> bool:
         """Load optimizer and schedule; raises UserError for states that do not fit the weights of this process."""
         from transformers.distributed.checkpoint import load_optimizer_distributed
 
@@ -165,13 +159,15 @@ class Mesh(Engine):
                 f"{FIELD} that the run began with"
             ) from error
         trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_FILE, weights_only=True))
+        return True
 
-    def save_states(self, trainer, folder: Path, by_trainer) -> None:
+    def save_states(self, trainer, folder: Path) -> bool:
         from transformers.distributed.checkpoint import save_optimizer_distributed
 
         save_optimizer_distributed(trainer.model, trainer.optimizer, str(folder / OPTIMIZER_FOLDER))
         if trainer.args.should_save:
             torch.save(trainer.lr_scheduler.state_dict(), folder / SCHEDULER_FILE)
+        return True
 
 
 def distributed_config(settings: ParallelismSettings):

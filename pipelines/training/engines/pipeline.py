@@ -16,6 +16,7 @@ from torch import nn
 from ...accounting.flops import FlopCount
 from ...data.batch_keys import IGNORE_INDEX
 from ...errors import UserError
+from ...patches import write
 from ...recipes.parallelism import FIELD, check_model_shares, words_of
 from ..checkpoints.stored_weights import stored_weights
 from .late_weights import fill
@@ -87,34 +88,35 @@ class Stages(Mesh):
     def entered(self, trainer_settings: dict):
         with super().entered(trainer_settings):
             yield
-        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage alone; `grad_norm` clips all
+        trainer_settings["args"].max_grad_norm = 0  # Trainer would clip each stage alone; `clip` clips all
 
     def check_begun(self, trainer) -> None:
         """Nothing to check: `share` has split the model, or raised an error."""
 
     def check_losses(self, trainer) -> None:
         measures = trainer.scores is not None and bool(trainer.scores.predicts)
-        has_parts = trainer.parts.told_apart_by is not None or trainer.part_losses is not None
+        has_parts = trainer.parts.told_apart_by is not None or trainer.parts.of_rows is not None
         if has_parts or measures or trainer.model_loss.function is not None:
             raise UserError(
                 f"{FIELD}={words_of(self.parallelism)} trains the loss of a causal model alone, without metrics of its "
                 f"answers and parts of its data; set pp to 1"
             )
 
-    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def load_weights(self, trainer, folder: Path) -> bool:
         weights = stored_weights(trainer.model, folder)  # those of all stages
         trainer.model.load_state_dict({name: weights[name] for name in trainer.model.state_dict()}, strict=True)
+        return True
 
     def whole_state(self, trainer) -> dict:
         return trainer.model.pipeline.whole_state()
 
-    def train_step(self, trainer, inputs: dict, labels_counted, by_trainer):
+    def train_step(self, trainer, inputs: dict, labels_counted):
         trainer.model.train()
         inputs, last = trainer._prepare_inputs(inputs), trainer.accelerator.sync_gradients
         return trainer.model.pipeline.train_step(inputs, labels_counted, last, trainer.accelerator.autocast)
 
-    def grad_norm(self, trainer, by_trainer):
-        return by_trainer(grad_norm=trainer.model.pipeline.clip_gradients(self.section.max_grad_norm))
+    def clip(self, trainer):
+        return trainer.model.pipeline.clip_gradients(self.section.max_grad_norm)
 
     def summed_loss(self, trainer, inputs: dict):
         return trainer.model.pipeline.summed_loss(inputs, trainer.accelerator.autocast)
@@ -150,8 +152,7 @@ class Pipeline:
             base.norm, model.lm_head = nn.Identity(), Elsewhere()
         fill(model)
         model.to(device)
-        # Trainer reads it to decide whether to wrap the model in DDP, which is for processes with the same weights.
-        model._is_distributed_loading_by_transformers = True
+        write(model, "_is_distributed_loading_by_transformers", True)
         self.model, self.stage, self.schedules = model, Stage(model, self.is_first, self.is_last), {}
         self.ends = dist.new_group([0, stages - 1]) if self.is_tied else None  # all processes must call new_group
 

@@ -12,13 +12,13 @@ class OneProcess(Engine):
 
     whole = True
 
-    def load_weights(self, trainer, folder: Path, by_trainer) -> None:
+    def load_weights(self, trainer, folder: Path) -> bool:
         """Trainer loads files only if the names in them are those of the model's weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
-        if not is_adapted(model) and has_other_names(model, folder):
-            model.load_state_dict(stored_weights(model, folder), strict=True)
-        else:
-            by_trainer()
+        if is_adapted(model) or not has_other_names(model, folder):
+            return False
+        model.load_state_dict(stored_weights(model, folder), strict=True)
+        return True
 
 
 class DDP(Engine):

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 
 import torch
@@ -16,6 +17,7 @@ from ...recipes.schema import Recipe
 from ..arguments import data_ranks, total_steps, training_arguments
 from ..engines.mesh import local
 from ..log.progress import ProgressLine
+from ..session import Session
 from ..stages.stage_run import StageRun
 from .out_of_memory import is_out_of_memory, out_of_memory_sentence
 
@@ -33,7 +35,7 @@ class OneStep(TrainerCallback):
 
 
 @contextmanager
-def one_sentence(session, stage: StageRun | None) -> Iterator[None]:
+def one_sentence(session: Session, stage: StageRun | None) -> Iterator[None]:
     """Turn any error of the trial into a UserError, such as one of too little memory or of unchecked options.
 
     session: of the run. stage: the one that is tried.
@@ -72,7 +74,7 @@ def trial_recipe(recipe: Recipe, rows: Rows, arguments: TrainingArguments, folde
     return recipe.with_(training=changed, evaluation=validations)
 
 
-def try_step(session, model) -> tuple:
+def try_step(session: Session, model) -> tuple:
     """Make one optimizer step and evaluate one batch of each other split; returns (trainer, facts).
 
     session: the run's (session.py). facts: "loss", "finite" (whether the gradients are), "rows" (of the batch), "where"
@@ -87,9 +89,11 @@ def try_step(session, model) -> tuple:
     with TemporaryDirectory(prefix="anyformer-dry-run-") as folder:
         ranks = data_ranks(recipe.training, arguments.world_size)
         trial = trial_recipe(recipe, rows, arguments, folder, micro_batch)
+        trained = replace(data, rows={**session.data.rows, "train": rows}, stages=session.data.stages)
         step = OneStep()
         with one_sentence(session, run):
-            trainer = session.trainer(model, trial, training_arguments(trial, session.engine), rows, data)
+            arguments_of_trial = training_arguments(trial, session.engine)
+            trainer = replace(session, recipe=trial, arguments=arguments_of_trial, data=trained).trainer(model)
             trainer.args.save_strategy = "no"
             trainer.remove_callback(ProgressLine)
             trainer.add_callback(step)

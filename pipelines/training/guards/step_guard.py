@@ -9,6 +9,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -29,20 +30,32 @@ REPORTED = 100  # skipped steps that run.json describes; later ones are only cou
 SAID = 8  # warnings about large gradient norms that are printed; a run whose loss nears zero has dozens
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard says of a step. why: what is wrong with it; None: nothing. rows: those of a bad step."""
+
+    step: int
+    loss: float
+    norm: float
+    why: str | None = None
+    rows: list[int] = field(default_factory=list)
+
+
 class StepGuard:
-    """Decides before the optimizer step whether it is made; all processes decide the same.
+    """Judges each step before the optimizer makes it; all processes get the same verdict.
 
     Args:
         section: its bad_step, max_bad_steps, loss_spike, grad_norm_spike and grad_norm_warning are used.
+        losses: holds the losses of the step.
+        sums: objects with an attribute `sums`, to which a step adds, and which they replace and never change in place.
 
     Attributes: `skipped` is the number of skipped steps, `reports` describes them. They are saved in checkpoints with
     the last losses and norms, so that a resumed run decides the same. `warned` counts the warnings about gradient norms
     since the run was begun or resumed.
     """
 
-    def __init__(self, section: TrainingSection | None = None):
-        self.section = section or TrainingSection()
-        self.skips = self.section.bad_step == "skip"
+    def __init__(self, section: TrainingSection, losses: LossGuard | None = None, sums: Sequence = ()):
+        self.section, self.skips, self._guard, self._sums = section, section.bad_step == "skip", losses, sums
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         self.norms: deque[float] = deque(maxlen=REMEMBERED)
         self.skipped = self.warned = self.in_a_row = 0
@@ -77,54 +90,52 @@ class StepGuard:
 
     # ---- a step
 
-    def remember(self, step: int, total: torch.Tensor, sums: Sequence) -> None:
-        """Remember the sums since the last log before a step adds to them, for the case that it is skipped.
-
-        total: sum of the losses. sums: objects with an attribute `sums`, which they replace and never change in place.
-        """
+    def remember(self, step: int, total: torch.Tensor) -> None:
+        """Remember the sums since the last log before a step adds to them. total: Trainer's sum of losses."""
         if self.decides and (self._before is None or self._before[0] != step):
-            self._before = step, total.clone(), [(each, each.sums) for each in sums]
+            self._before = step, total.clone(), [each.sums for each in self._sums]
 
-    def leaves_out(self, step: int, norm, guard: LossGuard, accelerator, total: torch.Tensor) -> bool:
-        """Whether this step is to be skipped.
-
-        Args:
-            step: counted from 1. norm: of its gradients. guard: holds its losses. total: Trainer's sum of losses; if
-                the step is skipped, it gets back its value from before the step.
-
-        Raises:
-            UserError: the step is bad, and training.bad_step is stop or max_bad_steps in a row have been skipped.
-        """
+    def judge(self, step: int, norm, accelerator) -> Verdict | None:
+        """The verdict on a step with this norm of its gradients; None where steps are not judged one by one."""
         if norm is None:  # DeepSpeed has none before its first step
-            return False
-        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            return None
         if not self.decides:
             self._waiting.append((step, norm))
-            return False
-        self._made += 1
-        loss, norm = self._of_all_processes(guard.loss_of(step), norm, accelerator)
+            return None
+        loss, norm = self._of_all_processes(self._guard.loss_of(step), norm, accelerator)
         why = self.what_is_wrong(loss, norm, scaled=accelerator.scaler is not None)
+        return Verdict(step, loss, norm, why, [] if why is None else self._guard.rows_of(step, accelerator))
+
+    def count(self, verdict: Verdict, speaks: bool) -> None:
+        """Count a judged step, and say what is wrong with it.
+
+        Raises UserError for a bad one if training.bad_step is stop, or max_bad_steps in a row have been skipped.
+        """
+        step, why = verdict.step, verdict.why
         if why is None:
             self.in_a_row = 0
-            self._watch(step, norm, accelerator.is_main_process)
-            self.losses.append(loss)
-            return False
-        rows = guard.rows_of(step, accelerator)
+            self._made += 1
+            self._watch(step, verdict.norm, speaks)
+            self.losses.append(verdict.loss)
+            return
         self.in_a_row += 1
-        self._made, self._left_out = self._made - 1, self._left_out + 1
+        self._left_out += 1
+        words = words_of_rows(verdict.rows)
         if not self.skips or self.in_a_row > self.section.max_bad_steps:
             number = f", bad step number {self.in_a_row} in a row" if self.skips else ""
-            raise UserError(f"{why} at step {step} ({words_of_rows(rows)}){number}; {guard.advice(skips=self.skips)}")
+            raise UserError(f"{why} at step {step} ({words}){number}; {self._guard.advice(skips=self.skips)}")
         self.skipped += 1
-        self.reports = [*self.reports, {"step": step, "why": why, "rows": rows[:16]}][:REPORTED]
-        if accelerator.is_main_process:
-            say(f"step {step} is left out: {why} ({words_of_rows(rows)}); {self.skipped} so far")
-        guard.forget(step)
+        self.reports = [*self.reports, {"step": step, "why": why, "rows": verdict.rows[:16]}][:REPORTED]
+        if speaks:
+            say(f"step {step} is left out: {why} ({words}); {self.skipped} so far")
+
+    def undo(self, step: int, total: torch.Tensor) -> None:
+        """Take back what a step that is left out has added to all sums. total: Trainer's sum of losses."""
+        self._guard.forget(step)
         total.copy_(self._before[1])
-        for each, before in self._before[2]:
+        for each, before in zip(self._sums, self._before[2]):
             each.sums = before
         forget_counts()
-        return True
 
     def _of_all_processes(self, loss: torch.Tensor, norm, accelerator) -> tuple[float, float]:
         """(mean of the processes' losses, their largest norm), the same in all processes."""

@@ -151,8 +151,6 @@ def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> 
     trained, parameters = run.get("trained_parameters"), run.get("parameters")
     if trained is not None and trained < parameters:
         print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
-    if "energy" in run:
-        print_facts([("energy", f"{run['energy']['kwh']:.3g} kWh, {run['energy']['how']}")])
     print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     files = [
         name for name in (REPORT, "README.md", "metrics.jsonl", words.picture) if name and (folder / name).is_file()

@@ -1,6 +1,5 @@
 """Throughput for the training log: tokens per second, share of the peak FLOP/s (MFU) and memory."""
 
-import os
 import resource
 import sys
 import time
@@ -10,7 +9,6 @@ from contextlib import contextmanager
 import torch
 from transformers import TrainingArguments
 
-from ...accounting.energy import EnergyMeter
 from ...accounting.flops import FlopCount, count_tokens, peak_flops
 from ..lora import plain
 from ..losses.evaluation_sums import float64_device
@@ -33,14 +31,11 @@ class ThroughputLog:
         self._flop_count, self._peak = flop_count, None
         self.seconds = self.waited = 0.0
         self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
-        self._energy: EnergyMeter | None = None
 
     def start(self) -> None:
-        """Called when training begins: starts clock and energy meter, and resets the peak memory."""
+        """Called when training begins: starts the clock and resets the peak memory."""
         if self.args.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.args.device)
-        if self.args.process_index == 0:
-            self._energy = energy_meter(self.args)
         self._clock = time.perf_counter()
 
     @contextmanager
@@ -98,20 +93,9 @@ class ThroughputLog:
         }
 
     def facts(self) -> dict[str, float]:
-        """For run.json: the seconds of training, the share of them spent waiting for batches, and the energy so far."""
+        """For run.json: the seconds of training, and the share of them spent waiting for batches."""
         share = self.waited / max(self.seconds, 1e-9)
-        facts = {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
-        return facts | ({} if self._energy is None else {"energy": self._energy.facts()})
-
-
-def energy_meter(args: TrainingArguments) -> EnergyMeter:
-    """The energy meter of this machine, whose measurement stands for all machines of the run."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", args.world_size))
-    machines = max(1, args.world_size // local)
-    if args.device.type != "cuda":
-        return EnergyMeter("cpu", machines=machines)
-    devices = [torch.cuda.get_device_properties(n) for n in range(min(local, torch.cuda.device_count()))]
-    return EnergyMeter(devices[0].name, [str(each.uuid) for each in devices], machines)
+        return {"training_seconds": round(self.seconds, 1), "data_share": round(min(1.0, share), 4)}
 
 
 def peak_memory(device: torch.device) -> int:

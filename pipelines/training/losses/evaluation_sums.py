@@ -7,7 +7,7 @@ import torch
 
 from ...data.batch_keys import IGNORE_INDEX
 from ...objectives.scores import Scored
-from .loss_parts import PartLosses, means, parts_of_rows, stacked
+from .loss_parts import LossParts, parts_of_rows
 
 
 def float64_device(device: torch.device) -> torch.device:
@@ -31,14 +31,12 @@ class EvaluationSums:
 
     def __init__(self, trainer, dataset):
         device = float64_device(trainer.args.device)
-        parts = None if trainer.engine.shares_rows else parts_of_rows(dataset.dataset)
+        of_rows = None if trainer.engine.shares_rows else parts_of_rows(dataset.dataset)
         self.order = chain(dataset.indices, repeat(len(dataset)))
-        self.counts, self.told_apart_by = trainer.counts_rows, trainer.parts.told_apart_by
+        self.counts = trainer.counts_rows
         self.scores = trainer.scores if trainer.scores is not None and trainer.scores.predicts else None
-        self.sums, self.parts, self.part_losses = torch.zeros(2, dtype=torch.float64, device=device), {}, None
-        if parts is not None:
-            sums = torch.zeros(len(parts[0]), 2, dtype=torch.float64, device=device)
-            self.part_losses = PartLosses(*parts, trainer.shifts_labels, sums)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.parts = LossParts(trainer.parts.told_apart_by, of_rows, trainer.shifts_labels, like=self.sums)
         self.predictions: list[torch.Tensor] = []
         self.numbers: list[torch.Tensor] = []  # row numbers of the predictions
 
@@ -47,7 +45,7 @@ class EvaluationSums:
     ) -> None:
         """Add a batch: the sum of its losses, the number of counted labels; logits and labels for scores or parts.
 
-        row_losses: as for PartLosses.add. rows: numbers of the rows; None: a plug-in's collator has left them out.
+        row_losses: as for LossParts.add_rows. rows: numbers of the rows; None: a plug-in's collator has left them out.
         """
         self.sums += torch.stack([total, count]).to(self.sums)
         if self.scores is not None:
@@ -57,21 +55,16 @@ class EvaluationSums:
             if self.scores.predicts == "label":
                 numbers = numbers.repeat_interleave((labels != IGNORE_INDEX).sum(-1))
             self.numbers.append(numbers)
-        if self.part_losses is not None:
-            self.part_losses.add(logits, row_losses, labels, rows)
+        self.parts.add_rows(logits, row_losses, labels, rows)
 
     def add_parts(self, outputs, batch: dict, logits=None, row_losses=None, rows=None) -> torch.Tensor:
         """Add a batch with a loss of several parts, which are sums and not means; returns the sum of its first part.
 
         logits, row_losses, rows: as for `add`, to sum up the losses of each part of the rows.
         """
-        sums = self.told_apart_by.sums(outputs, batch, 1)
-        sums = {name: stacked(pair).to(self.sums) for name, pair in sums.items()}
-        self.parts = {name: self.parts.get(name, 0) + pair for name, pair in sums.items()}
-        first = sums[self.told_apart_by.losses[0]]
+        first = self.parts.add(outputs, batch, 1)[self.parts.told_apart_by.losses[0]]
         self.sums += first
-        if self.part_losses is not None:
-            self.part_losses.add(logits, row_losses, batch["labels"], rows)
+        self.parts.add_rows(logits, row_losses, batch["labels"], rows)
         return first[0]
 
     def metrics(self, accelerator) -> tuple[dict, Scored | None]:
@@ -88,11 +81,9 @@ class EvaluationSums:
         total, count = accelerator.reduce(self.sums, "sum").tolist()
         metrics = {"loss": total / count, "nll": total, "predictions": count} if count else {"loss": math.nan}
         scored = None
-        if self.parts:
-            parts = means(accelerator.reduce(torch.stack(list(self.parts.values())), "sum").tolist(), self.parts)
-            metrics |= parts | {"loss": sum(parts.get(name, 0.0) for name in self.told_apart_by.losses)}
-        if self.part_losses is not None:
-            metrics |= self.part_losses.collect(accelerator.reduce)
+        metrics |= self.parts.collect(accelerator.reduce)
+        if self.parts.told_apart_by is not None:
+            metrics["loss"] = sum(metrics.get(name, 0.0) for name in self.parts.told_apart_by.losses)
         if self.predictions:
             # All processes have equally many rows (evaluation_rows), filled up with rows without labels. If there is
             # a prediction per label, their number differs between processes, so they are padded.

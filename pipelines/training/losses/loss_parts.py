@@ -27,64 +27,31 @@ def parts_of_rows(rows) -> tuple[list[str], Callable[[int], str]] | None:
     return names, part_of_id
 
 
-class PartLosses:
-    """The summed losses of the rows of each part, kept on the device.
+class LossParts:
+    """Sums of the parts of a loss, and of the losses of rows that belong to parts, kept on the device until the log.
 
-    Means are per label and without label smoothing, so that those of training and validation can be compared.
-    parts, part_of: as returned by parts_of_rows. shifts_labels: as for AnyformerTrainer. sums: the tensor (parts, 2) to
-    which losses and counts are added; None: it is made in float32 on the device of the losses.
+    Means of rows are per label and without label smoothing, so that those of training and validation can be compared.
+
+    Args:
+        told_apart_by: `Learns.loss_parts`; None: the loss has one part. A model's "mtp_loss" and "loss_parts" are
+            summed in either case.
+        of_rows: as parts_of_rows gives it.
+        shifts_labels: as for AnyformerTrainer.
+        like: a tensor of whose kind the sums are; None: float32, on the device of the losses.
     """
 
     def __init__(
         self,
-        parts: Sequence[str],
-        part_of: Callable[[int], str],
-        shifts_labels: bool,
-        sums: torch.Tensor | None = None,
+        told_apart_by: Any | None = None,
+        of_rows: tuple[list[str], Callable[[int], str]] | None = None,
+        shifts_labels: bool = True,
+        like: torch.Tensor | None = None,
     ):
-        self.parts, self.part_of, self.shifts_labels = list(parts), part_of, shifts_labels
-        self.sums = sums
+        self.told_apart_by, self.of_rows, self.shifts_labels, self.like = told_apart_by, of_rows, shifts_labels, like
+        self.sums: dict[str, torch.Tensor] = {}  # (sum, count); replaced, and never changed in place
 
-    @torch.no_grad()
-    def add(self, logits, row_losses: torch.Tensor | None, labels: torch.Tensor, rows: Sequence[int]) -> None:
-        """Add a batch: logits (B, T, V), read only if row_losses (B,) is None; labels (B, T); row numbers (B,)."""
-        if self.shifts_labels:  # shifting the logits would copy them
-            labels = shift_left(labels)
-        if row_losses is None:
-            row_losses = losses_of(logits, labels)
-        of_rows = torch.stack([row_losses, labels.ne(IGNORE_INDEX).sum(dim=1).to(row_losses)], dim=1)
-        numbers = rows.tolist() if torch.is_tensor(rows) else rows
-        places = torch.tensor([self.parts.index(self.part_of(int(number))) for number in numbers])
-        places = places.to(row_losses.device, non_blocking=True)
-        sums = of_rows.new_zeros(len(self.parts), 2).index_add_(0, places, of_rows)
-        self.sums = sums if self.sums is None else self.sums + sums.to(self.sums)
-
-    def collect(self, reduce: Callable) -> dict[str, float]:
-        """{"loss_trec": mean over all processes since the last call, ...}. reduce: sums a tensor over processes."""
-        if self.sums is None:
-            return {}
-        sums, self.sums = reduce(self.sums).tolist(), None
-        return {f"loss_{name}": total / count for name, (total, count) in zip(self.parts, sums) if count}
-
-
-def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The summed loss of each row (B,), from logits (B, T, V) and labels (B, T) that are aligned with them."""
-    losses = [cross_entropy(*chunk, "none") for chunk in chunks(logits.detach(), labels)]
-    return torch.cat(losses).view(labels.shape).sum(dim=1)
-
-
-class LossParts:
-    """Sums of the parts of a loss between two logs, kept on the device.
-
-    told_apart_by: `Learns.loss_parts`; None: the loss has one part. A model's "mtp_loss" and "loss_parts" are
-    logged in either case.
-    """
-
-    def __init__(self, told_apart_by: Any | None):
-        self.told_apart_by, self.sums = told_apart_by, {}
-
-    def add(self, outputs, batch: dict, num_items_in_batch) -> None:
-        """Add a batch. num_items_in_batch: divisor of the model's loss; None: the number of the batch's labels."""
+    def add(self, outputs, batch: dict, num_items_in_batch) -> dict[str, torch.Tensor]:
+        """Add a batch; returns its sums. num_items_in_batch: divisor of the model's loss; None: its labels' number."""
         pairs = {} if self.told_apart_by is None else self.told_apart_by.sums(outputs, batch, num_items_in_batch)
         outputs = outputs if hasattr(outputs, "get") else {}
         pairs = pairs | (outputs.get("loss_parts") or {})  # from the objective's loss (objectives/losses.py)
@@ -92,19 +59,47 @@ class LossParts:
         if ahead is not None:  # the loss of modules that predict tokens further ahead
             count = batch["shift_labels" if "shift_labels" in batch else "labels"].ne(IGNORE_INDEX).sum()
             pairs["mtp_loss"] = (ahead.detach() * (count if num_items_in_batch is None else num_items_in_batch), count)
-        self.sums = {name: self.sums.get(name, 0) + stacked(pair) for name, pair in pairs.items()}
+        return self._add({name: torch.stack([torch.as_tensor(part).float() for part in pairs[name]]) for name in pairs})
+
+    @torch.no_grad()
+    def add_rows(self, logits, row_losses: torch.Tensor | None, labels: torch.Tensor, rows: Sequence[int]) -> None:
+        """Add a batch's rows: logits (B, T, V), read only if row_losses (B,) is None; labels (B, T); row numbers (B,).
+
+        Nothing is added where rows belong to no parts.
+        """
+        if self.of_rows is None:
+            return
+        if self.shifts_labels:  # shifting the logits would copy them
+            labels = shift_left(labels)
+        if row_losses is None:
+            row_losses = losses_of(logits, labels)
+        of_rows = torch.stack([row_losses, labels.ne(IGNORE_INDEX).sum(dim=1).to(row_losses)], dim=1)
+        numbers = rows.tolist() if torch.is_tensor(rows) else rows
+        names, part_of = self.of_rows
+        places = torch.tensor([names.index(part_of(int(number))) for number in numbers])
+        places = places.to(row_losses.device, non_blocking=True)
+        sums = of_rows.new_zeros(len(names), 2).index_add_(0, places, of_rows)
+        self._add({f"loss_{name}": pair for name, pair in zip(names, sums)})
+
+    def _add(self, pairs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if self.like is not None:
+            pairs = {name: pair.to(self.like) for name, pair in pairs.items()}
+        self.sums = self.sums | {name: self.sums.get(name, 0) + pair for name, pair in pairs.items()}
+        return pairs
 
     def collect(self, reduce) -> dict[str, float]:
-        """{part: its mean over all processes since the last call}. reduce: sums a tensor over processes."""
+        """{part: its mean over all processes since the last call}, without parts of no label.
+
+        reduce: sums a tensor over processes.
+        """
         sums, self.sums = self.sums, {}
-        return means(reduce(torch.stack(list(sums.values()))).tolist(), sums) if sums else {}
+        if not sums:
+            return {}
+        pairs = reduce(torch.stack(list(sums.values()))).tolist()
+        return {name: total / count for name, (total, count) in zip(sums, pairs) if count}
 
 
-def stacked(pair) -> torch.Tensor:
-    """(sum, count) as one tensor (2,)."""
-    return torch.stack([torch.as_tensor(part).float() for part in pair])
-
-
-def means(sums: list[list[float]], names) -> dict[str, float]:
-    """{name: sum / count}, without names whose count is 0."""
-    return {name: total / count for name, (total, count) in zip(names, sums) if count}
+def losses_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The summed loss of each row (B,), from logits (B, T, V) and labels (B, T) that are aligned with them."""
+    losses = [cross_entropy(*chunk, "none") for chunk in chunks(logits.detach(), labels)]
+    return torch.cat(losses).view(labels.shape).sum(dim=1)

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 from anyformer.modeling.experts_losses import row_weights, weighted_router_losses
+from anyformer.modeling.image_losses import class_loss
 from anyformer.modeling.seq2seq import shift_right
+from anyformer.modeling.task_losses import sequence_classification_loss
 
 from ...data.batch_keys import IGNORE_INDEX
 from ..lora import plain
-from .cross_entropy import loss_of_logits
 
 if TYPE_CHECKING:
     from ...objectives.losses import OwnLoss
@@ -130,7 +131,7 @@ class ModelLoss:
         return outputs.get("logits") if self.logits_of is None else self.logits_of(outputs)
 
     def of_rows(self, outputs) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """(logits, losses of a batch's rows) for PartLosses: our models return the losses, others the logits."""
+        """(logits, losses of a batch's rows) for LossParts: our models return the losses, others the logits."""
         return self.logits(outputs), outputs.get("row_losses")
 
     def outputs(self, model: torch.nn.Module, inputs: dict):
@@ -156,3 +157,26 @@ class ModelLoss:
             outputs, inputs["labels"], num_items_in_batch=1, shift=self.shifts_labels, logits_of=self.logits_of
         )
         return total, self.logits(outputs) if needs_logits or needs_rows else None, None
+
+
+def loss_of_logits(
+    outputs, labels, num_items_in_batch=None, *, shift: bool, label_smoothing: float = 0.0, logits_of=None
+):
+    """Cross-entropy of `outputs.logits` (..., C), summed and divided by num_items_in_batch (None: number of labels).
+
+    For logits (B, 1) and float labels (B,) it is the squared error, as in transformers; labels of -100 do not count.
+
+    labels: classes (...), where -100 does not count; or probabilities of the classes (..., C), of which
+    num_items_in_batch counts every entry, as Trainer does. shift: labels are aligned with the inputs, and each is
+    predicted at the position before. logits_of: outputs -> logits, for outputs without `logits`.
+    """
+    if logits_of is not None:
+        logits = logits_of(outputs)
+    else:
+        logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if labels.is_floating_point() and logits.shape == (*labels.shape, 1):
+        return sequence_classification_loss(logits, labels, "regression", num_items_in_batch)
+    if shift:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    of_classes = logits.shape[-1:] if labels.is_floating_point() else ()
+    return class_loss(logits.flatten(0, -2), labels.reshape(-1, *of_classes), num_items_in_batch, label_smoothing)

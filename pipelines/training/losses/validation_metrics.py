@@ -24,8 +24,10 @@ class ValidationMetrics:
     """Metrics of the validations of one training: of the pass over the rows, of minimal pairs, and of generated answers
     if the best model is chosen by them.
 
-    names: the metrics that the log of a validation may hold. rows: the validation split
-    or None. Raises UserError if the best model is to be chosen by a metric that applies to none of the rows.
+    names: the metrics that the log of a validation may hold. rows: the validation split or None. patience: training
+    ends after this many validations without a better best_metric; None: never.
+
+    Raises UserError if the best model is to be chosen by a metric that applies to none of the rows.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class ValidationMetrics:
         objective = data.objective
         self.scores, self.answers, self.tokenizer = scores, data.answers(), data.tokenizer
         self.rows, self.most, self.pairs = rows, section.max_rows, pairs
+        self.patience = section.patience
         self.of_pass, answered = of_validations(objective), objective.metrics_of_answers()
         self.of_answers = answered if section.best_metric in answered else []
         self.names = list(dict.fromkeys([*section.metrics, *self.of_answers, *([MINIMAL_PAIRS] if pairs else [])]))

@@ -88,11 +88,18 @@ def shares_in(run: StageRun) -> dict[str, float] | None:
 class StagedTraining:
     """The current stage of a run, and what its trainer has to change in it.
 
-    runs: the stages. collator: data -> the collator for its rows.
+    runs: the stages. collator: data -> the collator for its rows. shares: steps of the run -> (step -> share of the
+    peak learning rate); None: the stages have no rates of their own.
     """
 
-    def __init__(self, runs: list[StageRun], rows: OrderedRows, collator: Callable[[Data], Callable]):
-        self.runs, self.rows, self.collator = runs, rows, collator
+    def __init__(
+        self,
+        runs: list[StageRun],
+        rows: OrderedRows,
+        collator: Callable[[Data], Callable],
+        shares: Callable[[int], Callable[[int], float]] | None = None,
+    ):
+        self.runs, self.rows, self.collator, self.shares = runs, rows, collator, shares
         self.current = runs[0]
         self._decay: list[float] = []  # weight decay of each parameter group by the recipe's training section
 

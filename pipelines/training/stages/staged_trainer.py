@@ -8,9 +8,6 @@ step, and skips the batches that this stage has trained, as Trainer does within 
 from ..trainer import AnyformerTrainer
 from .stage_run import StagedTraining
 
-# As in trainer.py: private methods of Trainer, and one that is public but undocumented.
-OVERRIDDEN_BY_STAGES = ("_init_training_state", "_run_epoch", "_get_train_sampler", "set_initial_training_values")
-
 
 class StagedTrainer(AnyformerTrainer):
     """The trainer of a run with stages. Args: stages; the others are AnyformerTrainer's."""
@@ -60,6 +57,9 @@ class StagedTrainer(AnyformerTrainer):
 
     def source_tokens(self, steps):
         return self.stages.rows.tokens_before(self.stages.trained(steps))
+
+    def share_of_steps(self, total):
+        return super().share_of_steps(total) if self.stages.shares is None else self.stages.shares(total)
 
     def create_optimizer(self, model=None):
         fresh = self.optimizer is None

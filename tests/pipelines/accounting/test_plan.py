@@ -10,8 +10,8 @@ import torch
 from anyformer.pipelines.accounting.activations import Batch, StepActivations, depths_to_measure, measured_step
 from anyformer.pipelines.accounting.caches import cache_size
 from anyformer.pipelines.accounting.devices import MEMORY, devices_of
-from anyformer.pipelines.accounting.memory import STAGES
-from anyformer.pipelines.accounting.plan import plan_run, stage_of_recipe
+from anyformer.pipelines.accounting.memory import STAGES, stage_of
+from anyformer.pipelines.accounting.plan import plan_run
 from anyformer.pipelines.accounting.step_memory import StepMemory, optimizer_bytes
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.commands import main
@@ -52,21 +52,21 @@ def plan(name: str, *overrides: str, devices=GPUS, **how):
 def test_grouped_queries_divide_the_cache_and_zero_divides_the_states():
     found = plan("llama2_70b", devices=devices_of("64xH100-80GB"), stage="zero3", context=4096)
     parameters = 68_976_648_192
-    assert found.parameters == found.active_parameters == parameters
+    assert found.sizes.parameters == found.sizes.active_parameters == parameters
     assert found.cache.bytes_per_token == 2 * 80 * 8 * 128 * 2
     assert found.cache.total_bytes == 4096 * found.cache.bytes_per_token
     few_bits = plan("llama2_70b", devices=devices_of("64xH100-80GB"), stage="zero3", context=4096, cache_bits=4).cache
     # Half a byte for each value, and a scale and a zero point of 2 bytes for 64; the last 128 tokens are not quantised.
     assert few_bits.bytes_per_token == found.cache.bytes_per_token // 2 * (1 / 2 + 4 / 64)
     assert few_bits.total_bytes == (4096 - 128) * few_bits.bytes_per_token + 128 * found.cache.bytes_per_token
-    states = {row.states.stage: row.states for row in found.stages}
+    states = {row.states.stage: row.states for row in found.memory.stages}
     # Rajbhandari et al. 2020, figure 1: 2 + 2 + 12 bytes for each parameter, shared among 64 devices.
     assert states["zero3"].weights == states["zero3"].gradients == 2 * parameters / 64
     assert states["zero3"].optimizer == 12 * parameters / 64
     assert (states["zero1"].weights, states["zero2"].gradients) == (2 * parameters, 2 * parameters / 64)
     assert states["none"].optimizer == 8 * parameters and states["none"].weights == 4 * parameters
     assert states["fsdp"].weights + states["fsdp"].optimizer == 12 * parameters / 64
-    assert found.chosen.largest_rows == 0 < found.chosen.largest_rows_checkpointed
+    assert found.memory.chosen.largest_rows == 0 < found.memory.chosen.largest_rows_checkpointed
     assert "with training.gradient_checkpointing=true" in found.advice
 
 
@@ -151,16 +151,16 @@ def test_the_memory_of_a_node_is_that_of_what_each_engine_has_its_processes_make
     gpus = devices_of("64xH100-80GB")
     mesh = ("training.parallelism={tp: 4, dp_shard: 8, dp_replicate: 2}", "training.torch_compile=false")
     mesh += ("data.streaming=false",)
-    whole = 4 * plan("gpt2_small", devices=gpus).parameters
+    whole = 4 * plan("gpt2_small", devices=gpus).sizes.parameters
     block = 4 * 50257 * 768  # the largest that is made at once, here the token table
     share = whole / 64 + block
-    assert plan("gpt2_small", devices=gpus, stage="none").host_memory == 8 * whole
-    assert plan("gpt2_small", devices=gpus, stage="zero3").host_memory == pytest.approx(8 * share)
-    assert plan("gpt2_small", devices=gpus, stage="fsdp").host_memory == pytest.approx(whole + 7 * share)
-    assert plan("gpt2_small", *mesh, devices=gpus).host_memory == pytest.approx(8 * (whole / 32 + block))
-    assert plan("gpt2_small", devices=gpus, stage="none", per_node=4).host_memory == 4 * whole
-    assert plan("gpt2_small", devices=devices_of("2xH100-80GB")).per_node == 2
-    assert plan("gpt2_small", devices=devices_of("cpu")).host_memory is None  # whose memory the devices' is
+    assert plan("gpt2_small", devices=gpus, stage="none").memory.host_memory == 8 * whole
+    assert plan("gpt2_small", devices=gpus, stage="zero3").memory.host_memory == pytest.approx(8 * share)
+    assert plan("gpt2_small", devices=gpus, stage="fsdp").memory.host_memory == pytest.approx(whole + 7 * share)
+    assert plan("gpt2_small", *mesh, devices=gpus).memory.host_memory == pytest.approx(8 * (whole / 32 + block))
+    assert plan("gpt2_small", devices=gpus, stage="none", per_node=4).memory.host_memory == 4 * whole
+    assert plan("gpt2_small", devices=devices_of("2xH100-80GB")).memory.per_node == 2
+    assert plan("gpt2_small", devices=devices_of("cpu")).memory.host_memory is None  # whose memory the devices' is
 
 
 @pytest.mark.slow
@@ -169,13 +169,14 @@ def test_backends_of_one_model_are_measured_apart():
         name: plan("quickstart", f"model.attn_implementation={name}", devices=devices_of("cpu"))
         for name in ("eager", "sdpa")
     }
-    assert by["eager"].chosen.total > by["sdpa"].chosen.total  # whose scores are not kept
+    assert by["eager"].memory.chosen.total > by["sdpa"].memory.chosen.total  # whose scores are not kept
 
 
 def test_states_are_counted_in_the_stage_of_deepspeeds_name_or_file(tmp_path):
-    assert stage_of_recipe(load_recipe("gpt2_small", ["training.deepspeed=zero3_offload"])) == "zero3"
+    assert stage_of(load_recipe("gpt2_small", ["training.deepspeed=zero3_offload"]).training) == "zero3"
     (tmp_path / "mine.json").write_text('{"zero_optimization": {"stage": 2}}')
-    assert stage_of_recipe(load_recipe("gpt2_small", [f"training.deepspeed={tmp_path / 'mine.json'}"])) == "zero2"
+    recipe = load_recipe("gpt2_small", [f"training.deepspeed={tmp_path / 'mine.json'}"])
+    assert stage_of(recipe.training) == "zero2"
 
 
 def test_shares_of_devices_add_up():
@@ -279,14 +280,14 @@ def test_a_deep_model_is_counted_by_two_of_few_layers(checkpointing):
 @pytest.mark.slow
 def test_the_largest_batch_fits_and_one_row_more_does_not():
     found = plan("gpt2_small", devices=devices_of("A100-40GB"))
-    row = found.chosen
+    row = found.memory.chosen
     again = plan(
         "gpt2_small", f"training.per_device_train_batch_size={row.largest_rows}", devices=devices_of("A100-40GB")
     )
-    assert again.chosen.fits and again.chosen.total <= MEMORY["A100-40GB"]
+    assert again.memory.chosen.fits and again.memory.chosen.total <= MEMORY["A100-40GB"]
     more = row.largest_rows + 1
     again = plan("gpt2_small", f"training.per_device_train_batch_size={more}", devices=devices_of("A100-40GB"))
-    assert not again.stages[0].fits
+    assert not again.memory.stages[0].fits
     assert row.largest_rows_checkpointed > row.largest_rows
 
 
@@ -297,21 +298,21 @@ def test_the_largest_batch_fits_and_one_row_more_does_not():
 def test_every_shipped_preset_has_a_plan():
     for name in shipped("models"):
         found = plan(name)
-        assert found.parameters > 0 and found.seconds > 0, name
-    assert plan("gpt3_175b").parameters == 174_604_259_328
+        assert found.sizes.parameters > 0 and found.time.seconds > 0, name
+    assert plan("gpt3_175b").sizes.parameters == 174_604_259_328
 
 
 def test_devices_that_share_rows_are_one_reader_and_the_command_is_the_mesh_s(without_activations):
     whole = plan("quickstart", "training.optim=adamw")
     shared = plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4, dp_shard: 2}")
-    assert whole.tokens_per_step == 4 * shared.tokens_per_step and shared.stage == "fsdp"
+    assert whole.sizes.tokens_per_step == 4 * shared.sizes.tokens_per_step and shared.memory.stage == "fsdp"
     assert shared.advice == "anyformer train quickstart --launch mesh --nproc 8"
     assert any("{dp_shard: 2, tp: 4}: activations are counted whole" in note for note in shared.notes)
     copies = plan("quickstart", "training.optim=adamw", "training.parallelism={dp_replicate: 2, dp_shard: 4}")
     four = plan("quickstart", "training.optim=adamw", stage="fsdp", devices=devices_of("4xH100-80GB"))
-    assert copies.chosen.states == four.chosen.states
+    assert copies.memory.chosen.states == four.memory.chosen.states
     along = plan("tinyshakespeare_char", "training.optim=adamw", "training.parallelism={sp: 2, dp_shard: 4}")
-    assert along.stage == "zero3" and "--launch zero3" in along.advice
+    assert along.memory.stage == "zero3" and "--launch zero3" in along.advice
     with pytest.raises(UserError, match=r"--devices=8xH100-80GB: training.parallelism={tp: 4} takes 4 devices"):
         plan("quickstart", "training.optim=adamw", "training.parallelism={tp: 4}")
 
@@ -321,7 +322,7 @@ def test_a_row_is_as_many_sequences_as_the_model_reads_for_it(name, sequences, w
     recipe = load_recipe(name)
     found = plan_run(recipe, devices_of("H100-80GB"))
     rows = recipe.training.per_device_train_batch_size
-    assert found.tokens_per_step == rows * found.accumulation * found.tokens * sequences
+    assert found.sizes.tokens_per_step == rows * found.sizes.accumulation * found.sizes.tokens * sequences
 
 
 @pytest.mark.slow
@@ -330,7 +331,7 @@ def test_every_shipped_recipe_has_a_plan():
         recipe = load_recipe(name)
         if recipe.model.name_or_path is None:
             found = plan_run(recipe, GPUS)
-            assert found.parameters > 0 and found.step_seconds > 0 and found.chosen.fits, name
+            assert found.sizes.parameters > 0 and found.time.step_seconds > 0 and found.memory.chosen.fits, name
         else:  # of another run, which is not there
             with pytest.raises(UserError, match="name_or_path"):
                 plan_run(recipe, GPUS)
@@ -339,13 +340,13 @@ def test_every_shipped_recipe_has_a_plan():
 def test_checkpoints_of_ours_and_native_ones_have_plans(tmp_path, tiny_config, without_activations):
     tiny_config().save_pretrained(tmp_path / "ours")
     found = anyformer.plan("gpt2_small", "2xH200", model={"name_or_path": str(tmp_path / "ours")}, tokenizer={})
-    assert found.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
+    assert found.sizes.parameters == anyformer.AnyformerDecoderForCausalLM(tiny_config()).num_parameters()
     assert found.devices == "2 x H200-141GB"
     native = AutoConfig.for_model("gpt2", vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=1024)
     native.save_pretrained(tmp_path / "native")
     found = anyformer.plan("gpt2_small", model={"name_or_path": str(tmp_path / "native")}, tokenizer={})
-    assert found.parameters == AutoModelForCausalLM.from_config(native).num_parameters()
-    assert found.model == "GPT2LMHeadModel" and found.cache.per_token == 2 * 2 * 32
+    assert found.sizes.parameters == AutoModelForCausalLM.from_config(native).num_parameters()
+    assert found.sizes.model == "GPT2LMHeadModel" and found.cache.per_token == 2 * 2 * 32
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -355,7 +356,7 @@ def test_native_models_without_a_twin_of_ours_have_plans(name, tmp_path):
     how = {"model": {"name_or_path": str(tmp_path)}, "objective": {"sequence_length": 8}, "tokenizer": {}}
     found = anyformer.plan("gpt2_small", **how)
     model = AutoModelForCausalLM.from_config(config)
-    assert found.parameters == model.num_parameters() and found.plain.peak > found.plain.kept > 0
+    assert found.sizes.parameters == model.num_parameters() and found.memory.plain.peak > found.memory.plain.kept > 0
     (note,) = found.notes
     assert note.startswith("the cache of generation is not counted: ") and found.cache is None
 
@@ -366,7 +367,7 @@ def test_a_model_that_does_not_run_on_shapes_is_planned_without_activations(monk
 
     monkeypatch.setattr(anyformer.AnyformerDecoderForCausalLM, "forward", forward)
     found = plan("gpt2_small", "objective.sequence_length=8")
-    assert found.plain.peak == 0 and found.parameters == 124_439_808
+    assert found.memory.plain.peak == 0 and found.sizes.parameters == 124_439_808
     (note,) = found.notes
     assert note.startswith("activations are not counted, as AnyformerDecoderForCausalLM does not run on shapes alone (")
     assert dict(facts(found))["activations"] == "not counted"
@@ -374,6 +375,7 @@ def test_a_model_that_does_not_run_on_shapes_is_planned_without_activations(monk
 
 def test_the_command_prints_the_plan_and_its_json(capsys, without_activations):
     words = ["plan", "gpt2_small", "--devices", "2xA100-40GB", "--zero", "2", "training.max_steps=1000"]
+    words += ["--price", "2.5"]
     assert main([*words, "--json"]) == 0
     out, printed = capsys.readouterr()
     assert "124,439,808 parameters" in printed and "anyformer train gpt2_small --launch zero2 --nproc 2" in printed
@@ -381,6 +383,8 @@ def test_the_command_prints_the_plan_and_its_json(capsys, without_activations):
     assert (written["parameters"], written["stage"], written["steps"]) == (124_439_808, "zero2", 1000)
     (chosen,) = (row for row in written["stages"] if row["states"]["stage"] == "zero2")
     assert chosen["states"]["optimizer"] == 12 * 124_439_808 / 2
+    assert written["cost"] == pytest.approx(2 * 2.5 * written["seconds"] / 3600)
+    assert f"{written['cost']:,.2f}: " in printed and "hours at 5 for 2 x A100-40GB" in printed
 
 
 @pytest.mark.parametrize(
@@ -392,6 +396,7 @@ def test_the_command_prints_the_plan_and_its_json(capsys, without_activations):
         (["quickstart", "--devices", "8"], "is not of the form 8xH100-80GB"),
         (["quickstart", "--zero", "1", "--fsdp"], "not allowed with"),
         (["quickstart", "--zero", "2"], "training.optim=muon needs whole"),
+        (["quickstart", "--price", "-1"], "--price: -1 is not what a device costs in an hour, such as 2.5"),
         (["quickstart", "--mfu", "40"], "--mfu=40 is a share of the peak"),
         (["gpt2", "--devices", "H100", "--context", "4096"], "--context=4096 is longer than the model's"),
         (["bert_base", "--devices", "H100", "--context", "64"], "generates nothing"),

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
+from anyformer.pipelines.training.losses.model_loss import loss_of_logits
 from image_data import image_recipe, picture
 from run_folders import facts_of
 from safetensors.torch import load_file

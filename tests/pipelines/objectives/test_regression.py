@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 from anyformer.modeling.task_losses import sequence_classification_loss
-from anyformer.pipelines.training.losses.cross_entropy import loss_of_logits
+from anyformer.pipelines.training.losses.model_loss import loss_of_logits
 from task_data import CHARACTERS, task_recipe, write_lines
 
 

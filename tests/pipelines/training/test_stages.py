@@ -12,6 +12,7 @@ from anyformer.pipelines.data.ordered_rows import staged, weighed
 from anyformer.pipelines.data.rows import Rows
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.base import Planned
+from anyformer.pipelines.patches import OVERRIDDEN_BY_STAGES
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
@@ -20,7 +21,7 @@ from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.training.checkpoints.resume import extend, shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
-from anyformer.pipelines.training.stages.staged_trainer import OVERRIDDEN_BY_STAGES, StagedTrainer
+from anyformer.pipelines.training.stages.staged_trainer import StagedTrainer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processes import end_in_micro_batch, free_port, run_ranks
