@@ -20,7 +20,7 @@ from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
 from .chat_templates import ChatTemplate, Encoded
 from .data import Data
-from .example_reads import stored, try_rows
+from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
 from .messages import TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
@@ -100,10 +100,7 @@ class ReadsChats(Reads):
         `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
         """
 
-    def open(self) -> "dict[str, Examples]":
-        from ..data.opening import open_examples
-
-        return open_examples(self.recipe.data, self.columns())
+    open = open_columns
 
     def texts(self, source: "Examples") -> Corpus:
         from ..data.examples import ExampleTexts

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from ..data.examples import Example, Examples
 
 
+def open_columns(reads: Any) -> "dict[str, Examples]":
+    """The `open` of examples: of their `columns`."""
+    from ..data.opening import open_examples
+
+    return open_examples(reads.recipe.data, reads.columns(), classes=reads.settings.stratified_by)
+
+
 def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
     """The `try_examples` of texts: an example may have no text or, once there are data, no row."""
     for _ in reads.texts(examples).documents():
@@ -49,10 +56,7 @@ class ReadsExamples(Reads):
         """The text in one of the `text_columns` of an example; raises UserError if there is none."""
         return filled_text_of(row, column, field, place)
 
-    def open(self) -> "dict[str, Examples]":
-        from ..data.opening import open_examples
-
-        return open_examples(self.recipe.data, self.columns(), classes=self.objective.settings.stratified_by)
+    open = open_columns
 
     def texts(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts

@@ -1,4 +1,4 @@
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..lazy import np
 from ..plugins import register_objective
@@ -11,28 +11,15 @@ from .tokens import Tokens, token_ids
 
 # [R], [S] and [X] in the paper, but those could be words of a text, such as a film's rating.
 REGULAR, SEQUENTIAL, EXTREME = "<|R|>", "<|S|>", "<|X|>"
-
-
-class Denoiser(NamedTuple):
-    """A denoiser of the mixture. mode: the token before what the encoder reads.
-
-    noise: share of the tokens that is left out, mean tokens per span (infinite: one span, the row's end).
-    """
-
-    mode: str
-    noise: tuple[float, float]
-
-
-# Table 1 of the paper: two regular denoisers, the sequential one, four extreme ones.
-DENOISERS = [
-    *(Denoiser(REGULAR, (0.15, length)) for length in (3.0, 8.0)),
-    Denoiser(SEQUENTIAL, (0.25, float("inf"))),
-    *(Denoiser(EXTREME, noise) for noise in ((0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0))),
-]
-
-
 MODES = [REGULAR, SEQUENTIAL, EXTREME]
-NOISES = [part.noise for part in DENOISERS]
+# Table 1 of the paper: the token before what the encoder reads; the share of the tokens that is left out and the mean
+# tokens per span (infinite: one span, the row's end).
+DENOISERS = [
+    *((REGULAR, (0.15, length)) for length in (3.0, 8.0)),
+    (SEQUENTIAL, (0.25, float("inf"))),
+    *((EXTREME, noise) for noise in ((0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0))),
+]
+NOISES = [noise for _, noise in DENOISERS]
 
 
 class Denoises(Corruption):
@@ -54,9 +41,9 @@ class Denoises(Corruption):
         return length
 
     def __call__(self, tokens, starts, generator) -> tuple:
-        part = DENOISERS[int(generator.random() * len(DENOISERS))]
-        source, target = leave_out_spans(tokens, *part.noise, self.sentinels, generator)
-        return np.insert(source, 0, self.modes[part.mode]), target
+        mode, noise = DENOISERS[int(generator.random() * len(DENOISERS))]
+        source, target = leave_out_spans(tokens, *noise, self.sentinels, generator)
+        return np.insert(source, 0, self.modes[mode]), target
 
 
 @register_objective
