@@ -92,8 +92,8 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
             )
 
 
-def measure_columns(names: list[str], folders: list[Path]) -> None:
-    """Measure the columns that finished runs do not have yet, and write them into each run's columns.json."""
+def measure_columns(names: list[str], folders: list[Path]) -> dict[Path, dict[str, float | None]]:
+    """The columns of finished runs; those that are not measured yet are, and written into the run's columns.json."""
     import anyformer
 
     anyformer.register()
@@ -111,3 +111,4 @@ def measure_columns(names: list[str], folders: list[Path]) -> None:
             columns_of[folder][name] = statistics.median(numbers) if numbers else None
             kept = columns_of[folder] | runs[folder].model.facts()
             write_atomically(folder / COLUMNS_FILE, json.dumps(kept, indent=1))
+    return {folder: {name: columns[name] for name in names} for folder, columns in columns_of.items()}

@@ -14,6 +14,7 @@ from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
+from .console import print_table
 from .interpret import between, digits_of
 from .metrics_table import Measured, measured
 from .report import REPORT, samples_of
@@ -25,10 +26,11 @@ NO_SETTINGS = ("name", "description", "training.output_dir")
 LONGEST_LABEL = 16  # characters
 MOST_PAIRS = 45  # differences between two variants that are listed one by one
 FEWEST_SEEDS = 3  # of a variant; the deviation of fewer says next to nothing
+IS_IT_SURE = "Is the difference sure?"
 
 
-def compare_runs(folders: list[Path], out: Path) -> int:
-    """Write the page of several runs, and return its size in bytes.
+def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
+    """Write the page of several runs, and return the differences between variants that it tells, as `differences` does.
 
     Args:
         folders: of runs, finished or not; for unfinished ones the last validation counts.
@@ -42,7 +44,7 @@ def compare_runs(folders: list[Path], out: Path) -> int:
     has_seeds = len(variants) < len(logs)
     place_of = {log.folder: place for place, runs in enumerate(variants.values()) for log in runs}
     units = dict.fromkeys(objective_facts(log.recipe).words.loss for log in logs)
-    metrics = metrics_table(logs)
+    metrics, sure = metrics_table(logs), differences(variants, row_metrics(logs)) if has_seeds else []
     values = {
         "title": f"{len(logs)} runs compared",
         "heading": f"{counted(len(logs), 'run')} compared",
@@ -57,14 +59,16 @@ def compare_runs(folders: list[Path], out: Path) -> int:
         "labels": labels_of([*variants]),
         "settings": [(path, [in_words(value) for value in row]) for path, row in differing.items()],
         "metrics": metrics,
-        "pairs": pairs_of_variants(variants, row_metrics(logs)) if has_seeds else [],
+        "differences": sure,
+        "is_it_sure": IS_IT_SURE,
         "fewest_seeds": FEWEST_SEEDS,
         "seeds": over_seeds(variants) if has_seeds else [],
         "samples": {name: samples_of(log) for name, log in zip(names, logs) if log.is_finished and samples_of(log)},
     }
     charts = charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit")
     axes = [axes_of(runs[0]) for runs in variants.values()]
-    return write_page(out, "comparison.html.jinja", charts=charts, axes=axes, runs=[*variants], **values)
+    write_page(out, "comparison.html.jinja", charts=charts, axes=axes, runs=[*variants], **values)
+    return sure
 
 
 def read_runs(folders: list[Path]) -> list[RunLog]:
@@ -201,12 +205,11 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
     return rows
 
 
-def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, Any]]:
-    """The difference of two variants in each metric, over their seeds, and how certain it is.
+def differences(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, str]]:
+    """The difference of two variants in each metric, over their seeds, and how certain it is: {column: words} of each.
 
-    {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each. By Welch's t-test (1947), which
-    allows different variances; the p of all pairs of a metric by Holm. A variant of one run, or whose runs do not
-    scatter, is left out; with many variants each is compared with the best one.
+    By Welch's t-test (1947), which allows different variances; the p of all pairs of a metric by Holm. A variant of one
+    run, or whose runs do not scatter, is left out; with many variants each is compared with the best one.
     """
     from scipy.stats import ttest_ind
 
@@ -225,10 +228,16 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
             too_few = min(len(values[first]), len(values[second])) < FEWEST_SEEDS
             row = {"metric": key.replace("_", " "), "first": first, "second": second}
             row["difference"] = f"{means[second] - means[first]:+.{digits_of(low, high)}f}"
-            row["interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
-            row["verdict"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
-            rows.append(row | {"test": f"Welch, p = {p:.4f}"})
+            row["95 % interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
+            row["sure?"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
+            rows.append(row | {"by": f"Welch, p = {p:.4f}"})
     return rows[:MOST_PAIRS]
+
+
+def print_differences(rows: list[dict[str, str]]) -> None:
+    """Print the differences between variants, with the words of the page; nothing where there are none."""
+    if rows:
+        print_table(IS_IT_SURE, list(rows[0]), [list(row.values()) for row in rows], numbers=slice(3, 5))
 
 
 def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:
