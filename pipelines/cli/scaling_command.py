@@ -77,13 +77,15 @@ def run(args) -> int:
     larger = None if args.predict is None else ladder(recipe, *([value] for value in args.predict), load)[0]
     devices = devices_of(args.devices or CPU)
     say_loading()
-    from ..experiments.scaling import LargerRun, report
+    from ..accounting.plan import plan_run
+    from ..experiments.scaling import report
 
     with json_alone(args.json) as answer:
         study = Study(Path(recipe.training.output_dir), rungs, noun="run", quiet=True)  # the table shows their results
         code = study.train()
         if not code:
-            result = report(recipe, rungs, args.bootstrap, larger and LargerRun(larger, devices, args.price))
+            plan = None if larger is None else plan_run(larger.recipe, devices, price=args.price)
+            result = report(recipe, rungs, args.bootstrap, larger, plan)
             answer.append(result)
             print_report(result, recipe.training.output_dir)
             if larger is None:

@@ -1,6 +1,7 @@
 """A ladder: a study of one recipe in several widths, each trained for several numbers of steps."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 from ..errors import UserError
@@ -45,7 +46,7 @@ def ladder(recipe: Recipe, widths: list[int], steps: list[int], load: Callable[[
     recipe with them; raises UserError for those that a width contradicts.
     """
     rungs = []
-    for width, count in sorted(((width, count) for width in widths for count in steps), key=cost):
+    for width, count in sorted(product(widths, steps), key=lambda rung: (rung[0] * rung[1], rung[0])):
         folder = Path(recipe.training.output_dir) / f"width-{width}-steps-{count}"
         sizes = in_width(recipe.model.fields, width, "--widths", OF_IT)
         settings = [f"model.{name}={value}" for name, value in sizes.items()]
@@ -53,8 +54,3 @@ def ladder(recipe: Recipe, widths: list[int], steps: list[int], load: Callable[[
         name, values = f"width {width}, {counted(count, 'step')}", {"width": width, "steps": count}
         rungs.append(Member(name, folder, settings, values, load(settings)))
     return rungs
-
-
-def cost(rung: tuple[int, int]) -> tuple[int, int]:
-    """What rungs (width, steps) are ordered by."""
-    return rung[0] * rung[1], rung[0]

@@ -1,15 +1,13 @@
 """The scaling law of a ladder's runs, and how well it predicts a larger model."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoModel
 
-from ..accounting.devices import Devices
 from ..accounting.flops import active_parameters
-from ..accounting.plan import plan_run
+from ..accounting.plan import Plan
 from ..accounting.step_memory import planned_config
 from ..errors import UserError
 from ..plugins import objective_of
@@ -55,50 +53,44 @@ def counted_parameters(config) -> int:
     return active_parameters(model) - model.get_input_embeddings().weight.numel()
 
 
-@dataclass(frozen=True)
-class LargerRun:
-    """A run that a ladder predicts: what it is, the devices it is planned for, and the price of one for an hour."""
+def predicted(larger: Member, plan: Plan, runs: list[dict], law: Law, resampled_laws: list[Law]) -> dict:
+    """The loss of a larger run by the law, what it takes by its plan, and its measured loss, once it has run.
 
-    run: Member
-    devices: Devices
-    price: float | None
-
-    def predicted(self, runs: list[dict], law: Law, resampled_laws: list[Law]) -> dict:
-        """The loss by the law, the time, memory and cost by a plan, and the loss that was measured, once it has run.
-
-        runs: the ladder's. A step has as many tokens in each, and the larger run must have read the same data.
-        """
-        run, recipe = self.run, self.run.recipe
-        parameters = counted_parameters(planned_config(recipe, objective_of(recipe), []))
-        longest = max(runs, key=lambda run: run["steps"])
-        tokens = round(run.values["steps"] * longest["tokens"] / longest["steps"])
-        plan = plan_run(recipe, self.devices, price=self.price)
-        fingerprint = json.loads((Path(longest["folder"]) / "run.json").read_text())["data"]["fingerprint"]
-        result = {
-            **run.values,
-            "parameters": parameters,
-            "tokens": tokens,
-            "passes": tokens * longest["passes"] / longest["tokens"],
-            "predicted": float(law.loss(parameters, tokens)),
-            "loss": None if kept(run, fingerprint) is None else measured(run)["loss"],
-            "folder": str(run.folder),
-            "settings": run.settings,
-            "devices": plan.devices,
-            "hours": plan.seconds / 3600,
-            "bytes_of_a_device": plan.chosen.total,
-            "fits": plan.chosen.fits,
-            "kwh": plan.kwh,
-            "cost": plan.cost,
-        }
-        if resampled_laws:
-            result["interval"] = interval([other.loss(parameters, tokens) for other in resampled_laws])
-        return result
+    runs: the ladder's. A step has as many tokens in each, and the larger run must have read the same data.
+    """
+    parameters = counted_parameters(planned_config(larger.recipe, objective_of(larger.recipe), []))
+    longest = max(runs, key=lambda run: run["steps"])
+    tokens = round(larger.values["steps"] * longest["tokens"] / longest["steps"])
+    read = json.loads((Path(longest["folder"]) / "run.json").read_text(encoding="utf-8"))["data"]["fingerprint"]
+    return by_law(parameters, tokens, law, resampled_laws) | {
+        **larger.values,
+        "parameters": parameters,
+        "tokens": tokens,
+        "passes": tokens * longest["passes"] / longest["tokens"],
+        "loss": None if kept(larger, read) is None else measured(larger)["loss"],
+        "folder": str(larger.folder),
+        "settings": larger.settings,
+        "devices": plan.devices,
+        "hours": plan.seconds / 3600,
+        "bytes_of_a_device": plan.chosen.total,
+        "fits": plan.chosen.fits,
+        "kwh": plan.kwh,
+        "cost": plan.cost,
+    }
 
 
-def report(recipe: Recipe, rungs: list[Member], resamples: int, larger: LargerRun | None = None) -> dict:
+def by_law(parameters: int, tokens: int, law: Law, resampled_laws: list[Law]) -> dict:
+    """{"predicted": the loss by the law, "interval": of 90 %, where runs were resampled}."""
+    losses = [other.loss(parameters, tokens) for other in resampled_laws]
+    return {"predicted": float(law.loss(parameters, tokens))} | ({"interval": interval(losses)} if losses else {})
+
+
+def report(
+    recipe: Recipe, rungs: list[Member], resamples: int, larger: Member | None = None, plan: Plan | None = None
+) -> dict:
     """The law of a finished ladder, written to output_dir/scaling.json, and to scaling.png if matplotlib is installed.
 
-    The widest model's runs are not fitted: they show how well the law predicts.
+    The widest model's runs are not fitted: they show how well the law predicts. plan: of the larger run.
     """
     runs = [measured(rung) for rung in rungs]
     widest = max(run["width"] for run in runs)
@@ -107,9 +99,7 @@ def report(recipe: Recipe, rungs: list[Member], resamples: int, larger: LargerRu
     law = fit(*columns)
     resampled_laws = bootstrap(*columns, law, resamples, recipe.training.seed)
     for run in runs:
-        run["predicted"], run["fitted"] = float(law.loss(run["parameters"], run["tokens"])), run["width"] < widest
-        if resampled_laws:
-            run["interval"] = interval([other.loss(run["parameters"], run["tokens"]) for other in resampled_laws])
+        run |= by_law(run["parameters"], run["tokens"], law, resampled_laws) | {"fitted": run["width"] < widest}
     result = {
         "recipe": recipe.name,
         "runs": runs,
@@ -121,7 +111,7 @@ def report(recipe: Recipe, rungs: list[Member], resamples: int, larger: LargerRu
         names = (*vars(law), "share_of_parameters")
         result["intervals"] = {name: interval([getattr(other, name) for other in resampled_laws]) for name in names}
     if larger is not None:
-        result["larger"] = larger.predicted(runs, law, resampled_laws)
+        result["larger"] = predicted(larger, plan, runs, law, resampled_laws)
     folder = Path(recipe.training.output_dir)
     write_atomically(folder / FILE, json_text(result) + "\n")
     if can_plot():

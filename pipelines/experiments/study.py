@@ -32,7 +32,7 @@ class Member:
     """
 
     name: str
-    folder: Path
+    folder: Path = Path()
     settings: list[str] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     recipe: Recipe | None = None

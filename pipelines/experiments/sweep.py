@@ -20,7 +20,7 @@ from ..storage.atomic import write_atomically
 from ..storage.folder_lock import FolderInUse, folder_lock
 from ..words import short_metric
 from .columns import measure_columns
-from .samplers import Combination, Optuna
+from .samplers import Optuna
 from .study import Member, Study, kept
 from .sweep_file import Sweep, SweepSettings, setting
 from .workers import Workers, last_line
@@ -42,7 +42,7 @@ class SweepStudy(Study):
 
     sweep: Sweep
     recipe: Recipe
-    combinations: list[Combination] | None
+    combinations: list[Member] | None
     seeds: list[int] | list[None]
     options: list[str]
     compose: Callable[[str, str | None, list[str]], Recipe]
@@ -54,20 +54,21 @@ class SweepStudy(Study):
         self.metric = metric_of(self.settings, self.recipe)
         self.noun = "run" if self.settings.evaluate is None else "measurement"
 
-    def members_of(self, combination: Combination) -> list[Member]:
+    def members_of(self, combination: Member) -> list[Member]:
         """A run for each seed, in folders named by what is varied; one measurement, which no seed would change."""
-        name, place, settings = combination.name, self.folder / combination.name, list(combination.settings)
+        name, words, values = combination.name, combination.settings, combination.values
+        place = self.folder / name
         if (model := self.settings.evaluate) is not None:
             file = self.folder / f"{name}.json"
-            recipe = self.compose(model, self.settings.recipe, [*self.sweep.fixed, *settings])
-            how = {"model": model, "result": file, "most": self.settings.max_examples}
-            return [Member(name, place, [*settings, "--output", str(file)], combination.values, recipe, **how)]
+            recipe = self.compose(model, self.settings.recipe, [*self.sweep.fixed, *words])
+            how = {"recipe": recipe, "model": model, "result": file, "most": self.settings.max_examples}
+            return [Member(name, place, [*words, "--output", str(file)], values, **how)]
         members = []
         for seed in self.seeds:
             folder = place if seed is None else place / f"seed-{seed}"
             of_seed = [] if seed is None else [f"training.seed={seed}"]
-            words = [*settings, *of_seed, setting("training.output_dir", str(folder))]
-            members.append(Member(name, folder, words, combination.values | {"seed": seed}))
+            settings = [*words, *of_seed, setting("training.output_dir", str(folder))]
+            members.append(Member(name, folder, settings, values | {"seed": seed}))
         return members
 
     def run(self, at_once: int, entry: Callable, say: Callable = print, watch: Callable = lambda lines: None) -> int:

@@ -2,8 +2,12 @@
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
+from anyformer.pipelines.experiments.seeds import seed_study
+from anyformer.pipelines.experiments.study import kept
+from anyformer.pipelines.recipes.compose import load_recipe
 from processes import run_ranks
 from run_folders import assert_same_weights
 from task_data import task_recipe
@@ -34,6 +38,21 @@ def test_each_seed_is_a_run_of_its_own_and_their_metrics_are_compared(tmp_path, 
     assert (folder / "seed-7" / "model.safetensors").stat().st_mtime_ns == written
     found = json.loads((folder / "seeds.json").read_text())["metrics"]
     assert found["test_loss"]["values"].keys() == {"seed-7", "seed-9"}
+
+
+def test_a_run_is_kept_while_it_is_of_its_recipe_data_and_weights(tmp_path, command):
+    file = recipe_of(tmp_path, training={"max_steps": 1})
+    (member,) = seed_study(load_recipe(str(file)), [7]).members
+    assert kept(member) is None  # there is none
+    assert command("train", file, "--seeds", "7") == 0
+    assert kept(member, kept(member)["data"]["fingerprint"]) and kept(member, "of other data") is None
+    assert kept(replace(member, recipe=member.recipe.with_(training={"learning_rate": 0.5}))) is None
+    for kept_file in (tmp_path / "sequence_classification.jsonl", member.folder / "model.safetensors", member.file):
+        before = kept_file.read_bytes()
+        kept_file.write_bytes(before[:-1] + b" ")
+        assert kept(member) is None
+        kept_file.write_bytes(before)
+        assert kept(member) is not None
 
 
 @pytest.mark.parametrize(
