@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
-from .output import say_loading
+from .output import quoted, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of, seeds_of
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
@@ -100,7 +100,11 @@ def run(args) -> int:
     if seeds is not None:
         from ..experiments.seeds import seed_study
 
-        return seed_study(recipe, seeds[:1] if args.dry_run else seeds).train(dry_run=args.dry_run)
+        code = seed_study(recipe, seeds[:1] if args.dry_run else seeds).train(dry_run=args.dry_run)
+        if not code and not args.dry_run:
+            runs = f"{quoted(recipe.training.output_dir)}/seed-*"
+            say_next(f"anyformer report {runs} OTHER/seed-*    # is the difference from another recipe sure?")
+        return code
     from ..training.run import train
 
     return train(recipe, dry_run=args.dry_run, began=BEGAN)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters import is_same_model, weights_identity
+from ..errors import UserError
 from ..plugins import loaded_plugins
 from ..recipes.differences import resume_difference
 from ..recipes.schema import Recipe
@@ -80,7 +81,7 @@ def kept(member: Member, fingerprint: str | None = None) -> dict[str, Any] | Non
         else:
             is_of = result["max_examples"] == member.most
             now = Record.now(member.model, settings | {"settings": None})
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
+    except (OSError, ValueError, KeyError, TypeError, UserError):  # missing or damaged; its command says what is wrong
         return None
     return result if is_of and Record.of(result).differs_from(now) is None else None
 
@@ -89,7 +90,8 @@ def is_run_of(member: Member, run: dict[str, Any], fingerprint: str | None) -> b
     """Whether a run began as this member would: with its recipe, the weights it begins from, and these plug-ins."""
     from ..data.rows import steps_of_epoch
 
-    per_epoch = steps_of_epoch(run["data"]["train"].get("rows", math.inf), run["rows_per_step"])
+    data = run["data"]["train"]
+    per_epoch = steps_of_epoch(data.get("rows", data.get("examples", math.inf)), run["rows_per_step"])
     if resume_difference(run["recipe"], settled(member.recipe, per_epoch).to_dict()) is not None:
         return False
     if fingerprint not in (None, run["data"]["fingerprint"]) or begins_from_others(member, run):
