@@ -23,7 +23,8 @@ from .settings import MISSING, in_words
 
 SEED = "training.seed"
 NO_SETTINGS = ("name", "description", "training.output_dir")
-LONGEST_LABEL = 16  # characters
+LONGEST_LABEL = 16  # characters of a name beside a curve; longer ones are numbers in the table of the runs
+MOST_SETTINGS = 5  # that differ and stand in the table of the runs
 MOST_PAIRS = 45  # differences between two variants that are listed one by one
 FEWEST_SEEDS = 3  # of a variant; the deviation of fewer says next to nothing
 IS_IT_SURE = "Is the difference sure?"
@@ -42,23 +43,25 @@ def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
     differing = settings_that_differ(logs)
     names, variants = names_of(logs), variants_of(logs)
     has_seeds = len(variants) < len(logs)
+    labels = list(variants)
+    few = list(differing) if len(differing) <= MOST_SETTINGS else []
     place_of = {log.folder: place for place, runs in enumerate(variants.values()) for log in runs}
     units = dict.fromkeys(objective_facts(log.recipe).words.loss for log in logs)
-    metrics, sure = metrics_table(logs), differences(variants, row_metrics(logs)) if has_seeds else []
+    sure = differences(variants, row_metrics(logs)) if has_seeds else []
     values = {
         "title": f"{len(logs)} runs compared",
         "heading": f"{counted(len(logs), 'run')} compared",
         "notes": notes_of(logs, names, list(units)),
-        "rows": [row_of(log, name, differing, place_of[log.folder]) for log, name in zip(logs, names)],
+        "rows": [row_of(log, name, few, place_of[log.folder]) for log, name in zip(logs, names)],
         "pages": [page_of(log, out) for log in logs],
-        "row_settings": row_settings(differing),
+        "row_settings": few,
         "row_metrics": row_metrics(logs),
-        "row_columns": row_columns(logs),
+        "row_columns": dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)),
         "number_in_words": number_in_words,
         "names": names,
-        "labels": labels_of([*variants]),
+        "labels": labels if max(map(len, labels)) <= LONGEST_LABEL else [str(n) for n in range(1, len(labels) + 1)],
         "settings": [(path, [in_words(value) for value in row]) for path, row in differing.items()],
-        "metrics": metrics,
+        "metrics": metrics_table(logs),
         "differences": sure,
         "is_it_sure": IS_IT_SURE,
         "fewest_seeds": FEWEST_SEEDS,
@@ -121,12 +124,6 @@ def common_folder(runs: list[RunLog]) -> Path:
     return Path(re.sub(r"([-_/.=,]+s(eed)?[-_=]*\d*)?[-_/.=,]*$", "", common))
 
 
-def labels_of(names: list[str]) -> list[str]:
-    """The labels beside the curves: the names if they are short, else the numbers in the table of the runs."""
-    is_short = max(map(len, names)) <= LONGEST_LABEL
-    return names if is_short else [str(number) for number in range(1, len(names) + 1)]
-
-
 # ---------------------------------------------------------------------------------------------------- settings
 
 
@@ -138,11 +135,6 @@ def settings_that_differ(logs: list[RunLog]) -> dict[str, list[Any]]:
     return {path: row for path, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
-def row_settings(differing: dict[str, list[Any]]) -> list[str]:
-    """The settings in the table of the runs: those that differ, if they are few."""
-    return list(differing) if len(differing) <= 5 else []
-
-
 def row_metrics(logs: list[RunLog]) -> list[str]:
     """At most three metrics, which all runs have, for the table of the runs: of the test split if there are any."""
     common = [name for name in logs[0].metrics if all(name in log.metrics for log in logs)]
@@ -151,13 +143,8 @@ def row_metrics(logs: list[RunLog]) -> list[str]:
     return sorted(chosen, key=lambda name: name.endswith("_loss"))[:3]
 
 
-def row_columns(logs: list[RunLog]) -> list[str]:
-    """The columns that a sweep has measured on the runs, beside their metrics."""
-    return list(dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)))
-
-
-def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int) -> dict[str, Any]:
-    """The row of a run in the table of the runs. variant: the number of its variant."""
+def row_of(log: RunLog, name: str, settings: list[str], variant: int) -> dict[str, Any]:
+    """The row of a run in the table of the runs. settings: those that it shows. variant: the number of its variant."""
     parameters = log.run.get("parameters")
     total = log.total_steps
     return {
@@ -165,7 +152,7 @@ def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int
         "variant": variant,
         "folder": str(log.folder),
         "state": "finished" if log.is_finished else f"{log.steps / total:.0%} done" if total else "not finished",
-        "settings": [in_words(log.settings.get(path, MISSING)) for path in row_settings(differing)],
+        "settings": [in_words(log.settings.get(path, MISSING)) for path in settings],
         "columns": log.columns,
         "steps": f"{log.steps:,}",
         "tokens": short_number(log.tokens) if log.tokens else "-",
