@@ -77,15 +77,14 @@ class SweepStudy(Study):
         sweep.csv is written after each, and comparison.html of trained runs at the end.
 
         Args:
-            entry: runs a command in its process, see Workers.
+            entry, watch: as of Workers.
             say: called with each line for the user.
-            watch: called with the newest line of each running command.
 
         Raises:
             UserError: another process makes this folder's sweep.
         """
         self.say = say
-        self.workers = partial(Workers, at_once, entry, watch=lambda running: watch([*map(newest_line, running)]))
+        self.workers = partial(Workers, at_once, entry, watch=watch)
         is_trained = self.settings.evaluate is None
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -248,7 +247,3 @@ def metric_of(settings: SweepSettings, recipe: Recipe) -> str:
     if not any(f"{bare}_".startswith(f"{metric}_") for metric in known):
         raise UserError(f"--metric {given}: the recipe measures {', '.join(known)}; name one of evaluation.metrics")
     return name
-
-
-def newest_line(member: Member) -> str:
-    return f"{member.log.stem}: {last_line(member.log)}"

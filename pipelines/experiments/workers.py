@@ -37,14 +37,14 @@ class Workers:
     at_once: how many there are at a time. entry: runs a command in its process; a function of a module, such as the
     command line's `main`. words: the command line without `anyformer`, to which a member's settings are added. ended:
     called with each member, its exit code (-n if signal n killed it) and its seconds. watch: called at least every half
-    second with the running members.
+    second with the newest line of each running member.
     """
 
     at_once: int
     entry: Callable[[list[str]], int]
     words: list[str]
     ended: Callable[[Member, int, float], None]
-    watch: Callable[[list[Member]], None] = lambda running: None
+    watch: Callable[[list[str]], None] = lambda lines: None
     running: dict[int, tuple] = field(default_factory=dict)
     received: list[int] = field(default_factory=list)
 
@@ -100,7 +100,7 @@ class Workers:
             if process.exitcode is not None:
                 del self.running[place]
                 self.ended(member, process.exitcode, time.monotonic() - started)
-        self.watch([member for _, member, _ in self.running.values()])
+        self.watch([f"{member.log.stem}: {last_line(member.log)}" for _, member, _ in self.running.values()])
 
 
 def _run(entry, argv: list[str], log: str, place: int, at_once: int) -> None:
