@@ -224,7 +224,8 @@ def differences(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[d
 def print_differences(rows: list[dict[str, str]]) -> None:
     """Print the differences between variants, with the words of the page; nothing where there are none."""
     if rows:
-        print_table(IS_IT_SURE, list(rows[0]), [list(row.values()) for row in rows], numbers=slice(3, 5))
+        title = f"{IS_IT_SURE} Mean of the second variant minus mean of the first; p by Holm for all pairs of a metric"
+        print_table(title, list(rows[0]), [list(row.values()) for row in rows], numbers=slice(3, 5))
 
 
 def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:
