@@ -41,7 +41,7 @@ def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
     """
     logs = read_runs(folders)
     differing = settings_that_differ(logs)
-    names, variants = names_of(logs), variants_of(logs)
+    names, variants = ends_of([log.folder for log in logs]), variants_of(logs)
     has_seeds = len(variants) < len(logs)
     labels = list(variants)
     few = list(differing) if len(differing) <= MOST_SETTINGS else []
@@ -86,13 +86,9 @@ def read_runs(folders: list[Path]) -> list[RunLog]:
     return logs
 
 
-def names_of(logs: list[RunLog]) -> list[str]:
-    """Short names that tell the runs apart: the ends of their folders' paths."""
-    return ends_of([log.folder.resolve() for log in logs])
-
-
-def ends_of(paths: list[Path]) -> list[str]:
-    """The ends of some paths, just long enough to tell them apart."""
+def ends_of(folders: list[Path]) -> list[str]:
+    """Short names that tell folders apart: the ends of their paths."""
+    paths = [folder.resolve() for folder in folders]
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
@@ -101,7 +97,7 @@ def ends_of(paths: list[Path]) -> list[str]:
 
 
 def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
-    """{name: runs that differ only in the seed}; where no two runs do, each run is a variant, named as by `names_of`.
+    """{name: runs that differ only in the seed}; where no two runs do, each run is a variant, named as by `ends_of`.
 
     Variants are named by what the folders of their runs have in common, else by the settings that differ.
     """
@@ -112,7 +108,7 @@ def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
         groups.setdefault(settings, []).append(log)
     seeds = [[log.settings.get(SEED) for log in runs] for runs in groups.values()]
     if len(groups) == len(logs) or any(len(set(of_variant)) < len(of_variant) for of_variant in seeds):
-        return {name: [log] for name, log in zip(names_of(logs), logs)}
+        return {name: [log] for name, log in zip(ends_of([log.folder for log in logs]), logs)}
     by_folders = ends_of([common_folder(runs) for runs in groups.values()])
     names = by_folders if len(set(by_folders)) == len(groups) else groups
     return dict(zip(names, groups.values()))
