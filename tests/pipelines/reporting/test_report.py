@@ -150,9 +150,7 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
-def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(
-    place, recorded, command, tmp_path, capsys
-):
+def test_seeds_are_one_line_with_a_band_and_variants_are_tested(place, recorded, command, tmp_path, capsys):
     """Welch's t-test over the seeds, which says nothing of fewer than three; page and terminal have the same words."""
     values = {"slow": [0.70, 0.72, 0.74], "fast": [0.80, 0.81, 0.85], "new": [0.9, 0.91]}
     rates = {"slow": 0.1, "fast": 0.2, "new": 0.3}
@@ -171,9 +169,8 @@ def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(
     drawn, text = curves_of(tmp_path / "page.html"), (tmp_path / "page.html").read_text()
     table = text.split("<h3>Is the")[1].split("</table>")[0]
     on_page = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")]
-    printed = [
-        re.split(r" *\u2502 *", line.strip()) for line in capsys.readouterr().out.split("Is the")[1].splitlines()
-    ]
+    lines = capsys.readouterr().out.split("Is the difference sure?")[1].splitlines()
+    printed = [re.split(r" *[\u2502\u2503] *", line.strip()) for line in lines]
     assert all([*row.values()] in on_page and [*row.values()] in printed for row in told) and [*told[0]] in printed
     called = [f"learning_rate={rate}" for rate in rates.values()] if place.startswith("{seed}") else [*values]
     assert drawn["runs"] == called
