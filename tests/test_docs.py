@@ -12,7 +12,7 @@ from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.cli.parser import VERBS
-from anyformer.pipelines.experiments.story_file import is_story, read_story
+from anyformer.pipelines.experiments.story import is_story, read_story
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.introspection import family_names

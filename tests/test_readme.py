@@ -26,7 +26,7 @@ import yaml
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.evaluation.request import is_pairs
 from anyformer.pipelines.experiments.samplers import grid
-from anyformer.pipelines.experiments.story_file import read_story
+from anyformer.pipelines.experiments.story import read_story
 from anyformer.pipelines.experiments.sweep_file import read_sweep
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
@@ -110,7 +110,7 @@ def sweep_composes(words: list[str]) -> None:
 
 def story_composes(words: list[str]) -> None:
     """Every step of the story composes with the overrides."""
-    assert words[:2] == ["anyformer", "train"] and read_story(words[2], words[3:]).steps
+    assert words[:2] == ["anyformer", "train"] and read_story(words[2], words[3:]).members
 
 
 def launch_parses(words: list[str]) -> None:

@@ -40,7 +40,7 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> None:
-    from ..experiments.story_file import is_story
+    from ..experiments.story import is_story
     from ..recipes.preset_run import planned_recipe
 
     devices = devices_of(args.devices or CPU)
@@ -69,14 +69,14 @@ def run(args) -> None:
 
 def _plan_story(args, devices, how: dict) -> None:
     """The plans of a story's steps in one table, and their sum."""
-    from ..experiments.story_file import read_story
+    from ..experiments.story import read_story
 
     story = read_story(args.recipe, args.overrides, args.trust_remote_code)
     say_loading()
     from ..accounting.plan import plan_run
 
     with json_alone(args.json) as answer:
-        plans = {step.name: plan_run(step.planned, devices, **how) for step in story.steps}
+        plans = {step.name: plan_run(step.planned, devices, **how) for step in story.members}
         result = {"steps": {name: plan.to_dict() for name, plan in plans.items()}}
         answer.append(result | {"seconds": sum(plan.time.seconds for plan in plans.values())})
         print_story(plans)

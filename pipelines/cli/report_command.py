@@ -28,7 +28,7 @@ def run(args) -> None:
     if args.figures is not None:
         need_package("--figures", "matplotlib", "plots")
     from ..evaluation.request import check_writable
-    from ..reporting.comparison import compare_runs, read_runs, variants_of
+    from ..reporting.comparison import compare_runs, print_differences, read_runs, variants_of
     from ..reporting.report import REPORT, write_report
     from ..reporting.run_log import read_run
 
@@ -37,12 +37,12 @@ def run(args) -> None:
     out = Path(args.out) if args.out else Path("comparison.html") if len(folders) > 1 else folders[0] / REPORT
     check_writable(out, "--out")
     if len(folders) > 1:
-        size = compare_runs(folders, out)
+        print_differences(compare_runs(folders, out))
     else:
-        size = write_report(folders[0], out)
+        write_report(folders[0], out)
         if not logs[0].is_finished:
             print(f"{folders[0]}: {logs[0].progress}")
-    print(f"written to {out} ({size / 1e6:.2f} MB); open it in a browser")
+    print(f"written to {out} ({out.stat().st_size / 1e6:.2f} MB); open it in a browser")
     if args.figures is not None:
         from ..reporting.figures import draw_figures
 

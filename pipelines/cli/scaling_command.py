@@ -1,6 +1,7 @@
 """`anyformer scaling`: how the loss of a recipe falls with parameters and tokens, from a ladder of small runs."""
 
 import argparse
+from pathlib import Path
 
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..errors import UserError
@@ -52,6 +53,7 @@ def width_and_steps(text: str) -> tuple[int, int]:
 
 def run(args) -> int:
     from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
+    from ..experiments.study import Study
     from ..recipes.compose import load_recipe
 
     recipe = recipe_of(args)
@@ -60,38 +62,35 @@ def run(args) -> int:
     if recipe.stages:
         raise UserError("stages do not go with scaling, which counts rows of one length; set stages=[]")
     widths, steps = widths_of(recipe, args.widths), steps_of(recipe, args.steps)
-    rungs = ladder(recipe, widths, steps)
-    if (len(widths) - 1) * len(steps) < FEWEST:
+    if (fitted := (len(widths) - 1) * len(steps)) < FEWEST:
         raise UserError(
-            f"{len(widths)} widths and {len(steps)} lengths leave {(len(widths) - 1) * len(steps)} runs without the "
-            f"widest, and five numbers are fitted to them; give {FEWEST} or more by --widths and --steps"
+            f"{len(widths)} widths and {len(steps)} lengths leave {fitted} runs without the widest, and five numbers "
+            f"are fitted to them; give {FEWEST} or more by --widths and --steps"
         )
+    if args.predict is None and (args.devices is not None or args.price is not None):
+        raise UserError("--devices and --price are of a larger run; name it by --predict WIDTH:STEPS")
 
     def load(settings: list[str]):
         return load_recipe(args.recipe, [*args.overrides, *settings], trust_remote_code=args.trust_remote_code)
 
-    for rung in rungs:
-        load(rung.settings)  # reports, before the first run, settings that a width contradicts
-    larger = None
-    if args.predict is None:
-        if args.devices is not None or args.price is not None:
-            raise UserError("--devices and --price are of a larger run; name it by --predict WIDTH:STEPS")
-    else:
-        width, count = args.predict
-        (larger,) = ladder(recipe, [width], [count])
-        planned, devices = load(larger.settings), devices_of(args.devices or CPU)
+    rungs = ladder(recipe, widths, steps, load)
+    larger = None if args.predict is None else ladder(recipe, *([value] for value in args.predict), load)[0]
+    devices = devices_of(args.devices or CPU)
     say_loading()
-    from ..experiments.scaling import LargerRun, report, train_ladder
+    from ..accounting.plan import plan_run
+    from ..experiments.scaling import report
 
     with json_alone(args.json) as answer:
-        code = train_ladder(load, rungs)
+        study = Study(Path(recipe.training.output_dir), rungs, noun="run", quiet=True)  # the table shows their results
+        code = study.train()
         if not code:
-            run_to_predict = None if larger is None else LargerRun(larger, planned, devices, args.price)
-            answer.append(report(recipe, rungs, args.bootstrap, run_to_predict))
-            print_report(answer[-1], recipe.training.output_dir)
+            plan = None if larger is None else plan_run(larger.recipe, devices, price=args.price)
+            result = report(recipe, rungs, args.bootstrap, larger, plan)
+            answer.append(result)
+            print_report(result, recipe.training.output_dir)
             if larger is None:
                 say_next(f"anyformer plan {args.recipe}    # what a larger one would take")
-            elif answer[-1]["larger"]["loss"] is None:
+            elif result["larger"]["loss"] is None:
                 settings = " ".join(map(quoted, [*args.overrides, *larger.settings]))
                 say_next(f"anyformer train {quoted(args.recipe)} {settings}")
     return code

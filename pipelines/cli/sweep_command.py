@@ -1,8 +1,10 @@
 """`anyformer sweep`: a recipe with every combination of some settings, and which of them is best."""
 
 import os
+from functools import partial
 from os.path import expanduser
 from pathlib import Path
+from statistics import fmean
 
 from ..errors import UserError
 from ..reporting.console import wide_console
@@ -44,9 +46,12 @@ def add_arguments(add_parser) -> None:
 
 def run(args) -> int:
     from ..evaluation.request import evaluation_recipe
+    from ..experiments.columns import check_columns
     from ..experiments.samplers import known_combinations
+    from ..experiments.sweep import SweepStudy
     from ..experiments.sweep_file import is_sweep_file, read_sweep
     from ..recipes.compose import load_recipe
+    from ..reporting.plots import check_by_position
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("anyformer sweep starts its runs itself; call it without torchrun or accelerate launch")
@@ -66,39 +71,35 @@ def run(args) -> int:
     known = known_combinations(sweep, recipe.training.seed)
     if known is not None:
         known = legal(known, sweep, args.legal_only, load)
-    folder = Path(recipe.training.output_dir)
-    folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
-    plugins = [word for name in args.plugins for word in ("--plugin", name)]
-    words = ["train", settings.recipe]
-    if settings.evaluate is not None:
-        limit = [] if settings.max_examples is None else ["--max-examples", str(settings.max_examples)]
-        words = ["evaluate", settings.evaluate, settings.recipe, *limit]
-    words = [*plugins, *words, *["--trust-remote-code"] * args.trust_remote_code, *sweep.fixed]
-
-    from ..experiments.columns import check_columns
-    from ..experiments.measurements import SweepMeasurements
-    from ..experiments.sweep import ONE_SEED, SweepRuns
-    from ..reporting.plots import check_by_position
-
     check_columns(settings.columns, recipe)
     if settings.by_position is not None:
         check_by_position(f"by_position={settings.by_position}", recipe)
-    seeds = ONE_SEED if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
-
-    place = Path(args.out) if args.out else folder
-    of_sweep = sweep, recipe, place, known, seeds, words, args.entry, plugins
-    runs = SweepRuns(*of_sweep) if settings.evaluate is None else SweepMeasurements(*of_sweep, load=load)
+    seeds = [None] if settings.seeds is None else seeds_of(str(settings.seeds), recipe.training.seed)
+    words = [word for name in args.plugins for word in ("--plugin", name)]
+    words += ["--trust-remote-code"] * args.trust_remote_code
+    folder = Path(recipe.training.output_dir)
+    folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
+    study = SweepStudy(
+        Path(args.out or folder),
+        [],
+        sweep=sweep,
+        recipe=recipe,
+        combinations=known,
+        seeds=seeds,
+        options=words,
+        compose=evaluation_recipe,
+    )
     if args.dry_run:
         for combination in known or ():
-            print(*(str(run.folder) for run in runs.runs_of(combination)), sep="\n")
+            print(*(str(member.folder) for member in study.members_of(combination)), sep="\n")
         return 0
     count = (settings.runs if known is None else len(known)) * len(seeds)
-    print(f"{counted(count, runs.noun)} in {runs.folder}, {args.jobs} at a time; what each prints is in its .log")
-    code = train(runs, args.jobs)
-    print_table(runs)
+    print(f"{counted(count, study.noun)} in {study.folder}, {args.jobs} at a time; what each prints is in its .log")
+    code = make(study, args.jobs, args.entry)
+    print_table(study)
     if code == 1:
-        failed = len(runs.runs) - len(runs.finished())
-        print(f"{failed} of {counted(len(runs.runs), runs.noun)} failed; the same command tries them again")
+        failed = sum(member.state != "finished" for member in study.members)
+        print(f"{failed} of {counted(len(study.members), study.noun)} failed; the same command tries them again")
     elif code:
         print("stopped; the same command goes on from there")
     return code
@@ -126,41 +127,39 @@ def legal(known: list, sweep, leave_out: bool, load) -> list:
     raise UserError(f"{first}{more}{way_out}")
 
 
-def train(runs, at_once: int) -> int:
-    """Train the runs, with the newest line of each on a terminal; return the exit code."""
+def make(study, at_once: int, entry) -> int:
+    """Make the runs, with the newest line of each on a terminal; return the exit code."""
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        return runs.train(at_once)
+        return study.run(at_once, entry)
     with console.status("starting") as status:
-        runs.say = lambda line: console.print(line, markup=False)
-        return runs.train(at_once, lambda lines: status.update(escape("\n".join(lines)) or "starting"))
+        say = partial(console.print, markup=False)
+        return study.run(at_once, entry, say, lambda lines: status.update(escape("\n".join(lines)) or "starting"))
 
 
-def print_table(runs) -> None:
-    """Print the combinations, the best first."""
+def print_table(study) -> None:
+    """Print the combinations, the best first, and which differences between them are sure."""
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
+    from ..reporting.comparison import print_differences
     from ..words import number_in_words, with_deviation
 
-    console = wide_console()
-    rows = runs.ordered()
-    varied = list(dict.fromkeys(key for combination, *_ in rows for key in combination.values))
-    columns = runs.sweep.settings.columns
+    console, varied, columns = wide_console(), study.varied(), study.settings.columns
     keys = [key.rpartition(".")[2] for key in varied]
-    measured = [name.replace("_", " ") for name in (runs.metric, *columns)]
+    measured = [name.replace("_", " ") for name in (study.metric, *columns)]
     table = plain_table([*keys, *measured, "minutes", ""], left=[*keys, ""])
-    for combination, seed_runs, mean, deviation in rows:
-        values = [written(combination.values[key]) if key in combination.values else "" for key in varied]
+    for members, mean, deviation in study.ordered():
+        values = [written(members[0].values[key]) if key in members[0].values else "" for key in varied]
         figure = "" if mean is None else with_deviation(mean, deviation)
-        seconds = [run.facts["wall_seconds"] for run in seed_runs if run.facts.get("wall_seconds")]
-        minutes = f"{sum(seconds) / 60:.1f}" if seconds else ""
-        states = dict.fromkeys(run.state for run in seed_runs if run.state != "finished")
-        known = [[run.columns[name] for run in seed_runs if run.columns.get(name) is not None] for name in columns]
-        further = [number_in_words(sum(one) / len(one)) if one else "" for one in known]
-        table.add_row(*values, figure, *further, minutes, "; ".join(states))
+        known = ([member.facts[name] for member in members if member.facts.get(name) is not None] for name in columns)
+        further = [number_in_words(fmean(numbers)) if numbers else "" for numbers in known]
+        minutes = sum(member.facts.get("wall_seconds") or 0 for member in members) / 60
+        states = dict.fromkeys(member.state for member in members if member.state != "finished")
+        table.add_row(*values, figure, *further, f"{minutes:.1f}" if minutes else "", "; ".join(states))
     console.print(table)
-    written_files = [name for name in (TABLE, PAGE) if (runs.folder / name).is_file()]
-    console.print(f"written: {runs.folder}/{' and '.join(written_files)}", markup=False, soft_wrap=True)
+    print_differences(study.differences)
+    files = [name for name in (TABLE, PAGE) if (study.folder / name).is_file()]
+    console.print(f"written: {study.folder}/{' and '.join(files)}", markup=False, soft_wrap=True)

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
-from .output import say_loading
+from .output import quoted, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of, seeds_of
 
 BEGAN = time.monotonic()  # before torch is imported, which takes seconds
@@ -98,9 +98,13 @@ def run(args) -> int:
     seeds = None if args.seeds is None else seeds_of(args.seeds, recipe.training.seed)
     say_loading()
     if seeds is not None:
-        from ..experiments.seed_runs import train_seeds
+        from ..experiments.seeds import seed_study
 
-        return train_seeds(recipe, seeds, dry_run=args.dry_run)
+        code = seed_study(recipe, seeds[:1] if args.dry_run else seeds).train(dry_run=args.dry_run)
+        if not code and not args.dry_run:
+            runs = f"{quoted(recipe.training.output_dir)}/seed-*"
+            say_next(f"anyformer report {runs} OTHER/seed-*    # is the difference from another recipe sure?")
+        return code
     from ..training.run import train
 
     return train(recipe, dry_run=args.dry_run, began=BEGAN)
@@ -114,7 +118,7 @@ def _launch(args, recipe) -> int:
 
 def _train_story(args) -> int:
     """A story's steps one after the other, in this process or in those of --launch."""
-    from ..experiments.story_file import read_story
+    from ..experiments.story import read_story
 
     if args.seeds or args.extend:
         raise UserError(
@@ -123,11 +127,9 @@ def _train_story(args) -> int:
         )
     story = read_story(args.recipe, args.overrides, args.trust_remote_code)
     if args.launch is not None and not args.print_recipe:
-        return _launch(args, story.steps[-1].recipe)
+        return _launch(args, story.members[-1].recipe)
     if args.print_recipe:
-        print("\n".join(f"--- # {step.name}\n{step.recipe.to_yaml()}" for step in story.steps), end="")
+        print("\n".join(f"--- # {step.name}\n{step.recipe.to_yaml()}" for step in story.members), end="")
         return 0
     say_loading()
-    from ..experiments.story import train_story
-
-    return train_story(story, dry_run=args.dry_run)
+    return story.train(dry_run=args.dry_run)

@@ -92,22 +92,22 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
             )
 
 
-def measure_columns(names: list[str], folders: list[Path]) -> None:
-    """Measure the columns that finished runs do not have yet, and write them into each run's columns.json."""
+def measure_columns(names: list[str], folders: list[Path]) -> dict[Path, dict[str, float | None]]:
+    """The columns of finished runs; those that are not measured yet are, and written into the run's columns.json."""
+    if not names:
+        return {}
     import anyformer
 
     anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
     runs = {folder: read_run(folder, shown=False) for folder in folders}
-    columns_of = {folder: run.columns for folder, run in runs.items()}
     for name in names:
-        column, unmeasured = COLUMNS[name], [folder for folder in folders if name not in columns_of[folder]]
-        values_of: dict[Path, list[float | None]] = {folder: [] for folder in unmeasured}
-        turns = [folder for _ in range(column.rounds) for folder in unmeasured]
+        values: dict[Path, list[float | None]] = {folder: [] for folder, run in runs.items() if name not in run.columns}
+        turns = list(values) * COLUMNS[name].rounds
         for folder in watched(turns, f"measuring {name.replace('_', ' ')}, run"):
-            values_of[folder].append(column.measure(folder))
-        for folder, values in values_of.items():
-            numbers = [value for value in values if value is not None]
-            columns_of[folder][name] = statistics.median(numbers) if numbers else None
-            kept = columns_of[folder] | runs[folder].model.facts()
-            write_atomically(folder / COLUMNS_FILE, json.dumps(kept, indent=1))
+            values[folder].append(COLUMNS[name].measure(folder))
+        for folder, measured in values.items():
+            numbers, run = [value for value in measured if value is not None], runs[folder]
+            run.columns[name] = statistics.median(numbers) if numbers else None
+            write_atomically(folder / COLUMNS_FILE, json.dumps(run.columns | run.model.facts(), indent=1))
+    return {folder: {name: run.columns[name] for name in names} for folder, run in runs.items()}

@@ -1,26 +1,19 @@
-"""A ladder of recipes: one recipe in several widths, each trained for several numbers of steps."""
+"""A ladder: a study of one recipe in several widths, each trained for several numbers of steps."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 from ..errors import UserError
 from ..recipes.base_width import head_size, in_width
 from ..recipes.schema import Recipe
+from ..words import counted
+from .study import Member
 from .sweep_file import setting
 
 FEWEST = 6  # runs that a law is fitted to, at least: one more than it has parameters
 OF_IT = "a ladder is made of it"
 PARTS_OF_WIDTH, PARTS_OF_STEPS = (1 / 4, 3 / 8, 1 / 2, 3 / 4, 1), (1 / 4, 1 / 2, 1)
-
-
-@dataclass
-class Rung:
-    """One run of a ladder: its width, its steps, the settings that the recipe needs for it, and its folder."""
-
-    width: int
-    steps: int
-    settings: list[str]
-    folder: Path
 
 
 def widths_of(recipe: Recipe, given: list[int] | None) -> list[int]:
@@ -45,18 +38,19 @@ def steps_of(recipe: Recipe, given: list[int] | None) -> list[int]:
     return sorted(set(given))
 
 
-def ladder(recipe: Recipe, widths: list[int], steps: list[int]) -> list[Rung]:
+def ladder(recipe: Recipe, widths: list[int], steps: list[int], load: Callable[[list[str]], Recipe]) -> list[Member]:
     """The runs of a recipe in each width for each number of steps, the cheapest first.
 
     Sizes follow the width (base_width.py). Layers, rows, learning rate and schedule are the recipe's; with
-    training.transfer the rate is that of the base width, from which each width derives its own.
+    training.transfer the rate is that of the base width, from which each width derives its own. load: settings -> the
+    recipe with them; raises UserError for those that a width contradicts.
     """
     rungs = []
-    for width in widths:
+    for width, count in sorted(product(widths, steps), key=lambda rung: (rung[0] * rung[1], rung[0])):
+        folder = Path(recipe.training.output_dir) / f"width-{width}-steps-{count}"
         sizes = in_width(recipe.model.fields, width, "--widths", OF_IT)
-        for count in steps:
-            folder = Path(recipe.training.output_dir) / f"width-{width}-steps-{count}"
-            settings = [f"model.{name}={value}" for name, value in sizes.items()]
-            settings += [f"training.max_steps={count}", setting("training.output_dir", str(folder))]
-            rungs.append(Rung(width, count, settings, folder))
-    return sorted(rungs, key=lambda rung: (rung.width * rung.steps, rung.width))
+        settings = [f"model.{name}={value}" for name, value in sizes.items()]
+        settings += [f"training.max_steps={count}", setting("training.output_dir", str(folder))]
+        name, values = f"width {width}, {counted(count, 'step')}", {"width": width, "steps": count}
+        rungs.append(Member(name, folder, settings, values, load(settings)))
+    return rungs

@@ -1,46 +1,20 @@
-"""The combinations of a sweep and their order: a grid, random ones, or those that Optuna chooses."""
+"""The combinations of a sweep, as members without a folder: a grid, random ones, or those that Optuna chooses."""
 
 import hashlib
 import itertools
 import json
 import random
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UserError
 from ..recipes.secrets import without_secrets
+from .study import Member
 from .sweep_file import Range, Sweep, setting
 
 LONGEST = 120  # characters in a folder's name
 VARIANT = "variant"
 MORE_TRIES = 50  # draws for each combination, as a draw may repeat an earlier one
-
-
-@dataclass(frozen=True)
-class Combination:
-    """One point of a sweep. values: {setting: value}, with `variant` where the sweep has variants.
-
-    alike: settings with another value in the sweep that a folder's name would write as this one.
-    """
-
-    values: dict[str, Any]
-    settings: tuple[str, ...]
-    alike: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """A folder's name: `norm_position=pre,learning_rate=0.001`."""
-        bare = [key.rpartition(".")[2] for key in self.values]
-        parts = []
-        for key, short, value in zip(self.values, bare, self.values.values()):
-            label = key if bare.count(short) > 1 else short
-            apart = f"-{hashlib.sha256(label_of(value).encode()).hexdigest()[:8]}" if key in self.alike else ""
-            parts.append((value if key == VARIANT else f"{label}={written(value)}") + apart)
-        name = _plain(",".join(parts))
-        if len(name) <= LONGEST:
-            return name
-        return f"{name[: LONGEST - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def _plain(text: str) -> str:
@@ -59,13 +33,32 @@ def label_of(value: Any) -> str:
     return repr(without_secrets(value))
 
 
-def combination(sweep: Sweep, values: dict[str, Any]) -> Combination:
-    """The combination of some values: a variant's settings come first, so that settings varied beside it win."""
+def combination(sweep: Sweep, values: dict[str, Any]) -> Member:
+    """The member of some values: a variant's settings come first, so that settings varied beside it win."""
     bundle = sweep.variants[values[VARIANT]] if VARIANT in values else []
-    settings = (*bundle, *(setting(key, value) for key, value in values.items() if key != VARIANT))
-    lists = {key: choices for key, choices in axes(sweep).items() if isinstance(choices, list)}
-    same = {key: sum(_plain(written(one)) == _plain(written(values[key])) for one in lists[key]) for key in lists}
-    return Combination(values, settings, tuple(key for key, count in same.items() if count > 1))
+    settings = [*bundle, *(setting(key, value) for key, value in values.items() if key != VARIANT)]
+    return Member(name_of(values, axes(sweep)), settings=settings, values=values)
+
+
+def name_of(values: dict[str, Any], choices: dict[str, list | Range]) -> str:
+    """A folder's name: `norm_position=pre,learning_rate=0.001`.
+
+    choices: all values of each setting; a value that another one would be written as gets a hash.
+    """
+    bare, parts = [key.rpartition(".")[2] for key in values], []
+    for (key, value), short in zip(values.items(), bare):
+        label = key if bare.count(short) > 1 else short
+        part = value if key == VARIANT else f"{label}={written(value)}"
+        others = choices[key] if isinstance(choices[key], list) else []
+        if sum(_plain(written(one)) == _plain(written(value)) for one in others) > 1:
+            part += f"-{_hash(label_of(value))}"
+        parts.append(part)
+    name = _plain(",".join(parts))
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 9]}-{_hash(name)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def axes(sweep: Sweep) -> dict[str, list | Range]:
@@ -73,13 +66,13 @@ def axes(sweep: Sweep) -> dict[str, list | Range]:
     return ({VARIANT: list(sweep.variants)} if sweep.variants else {}) | sweep.varied
 
 
-def grid(sweep: Sweep) -> list[Combination]:
+def grid(sweep: Sweep) -> list[Member]:
     """Every combination, the last setting changing fastest."""
     names = axes(sweep)
     return [combination(sweep, dict(zip(names, values))) for values in itertools.product(*names.values())]
 
 
-def drawn(sweep: Sweep, count: int, seed: int) -> list[Combination]:
+def drawn(sweep: Sweep, count: int, seed: int) -> list[Member]:
     """`count` different random combinations, or as many as there are; a larger count begins with the same ones."""
     generator, names, combinations = random.Random(seed), axes(sweep), {}
     for _ in range(count * MORE_TRIES):
@@ -120,7 +113,7 @@ class Optuna:
             for key, values in axes(sweep).items()
         }
 
-    def choose(self, number: int) -> tuple[Combination, Any]:
+    def choose(self, number: int) -> tuple[Member, Any]:
         """Combination `number`, counted from 0, and its trial, with which `tell` is called."""
         self.study.sampler = self.optuna.samplers.TPESampler(seed=self.seed + number, constant_liar=True)
         if number < len(self.chosen):
@@ -143,7 +136,7 @@ class Optuna:
         self.study.tell(trial, value, state=states.FAIL if value is None else states.COMPLETE)
 
 
-def known_combinations(sweep: Sweep, seed: int) -> list[Combination] | None:
+def known_combinations(sweep: Sweep, seed: int) -> list[Member] | None:
     """The combinations of a grid or a random choice; None where Optuna chooses them by the results."""
     if sweep.settings.sampler == "optuna":
         return None

@@ -1,57 +1,76 @@
-"""Training of a story: its steps in order, without those that are finished, and one page of all steps."""
+"""A story: a study of recipes, each trained on the model of the one before, in a file of the package or yours."""
 
-import os
+import json
+import re
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from ..adapters import is_same_model, weights_identity
-from ..reporting.comparison import compare_runs
-from ..reporting.report import REPORT
-from ..reporting.run_log import RUN_FILE, read_run
-from ..storage.checkpoints import set_aside
-from ..training.checkpoints.run_folder import stored_run
-from ..training.run import train
-from .story_file import Step, Story
+from ..errors import UserError, did_you_mean, refuse_unknown
+from ..recipes.compose import recipe_from_dict
+from ..recipes.recipe_files import is_file_of, read_yaml_file
+from ..recipes.schema import parts_of_recipe
+from ..recipes.types import as_mapping
+from .study import Member, Study
+
+FOLDER_SETTING, REPORT = "training.output_dir", "report.html"
 
 
-def train_story(story: Story, *, dry_run: bool = False) -> int:
-    """Train or resume the steps; returns 0, or the exit code of the step that was stopped.
+def is_story(name_or_path: str) -> bool:
+    """Whether the word names a story: one that is shipped, or a YAML with a line that begins `steps:`."""
+    return is_file_of(name_or_path, "stories", "steps")
 
-    A finished step is left as it is. dry_run: each step is tried with the architecture that it would begin from.
+
+def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_code: bool = False) -> Study:
+    """The story of a file or of a shipped name, each of its recipes composed and checked.
+
+    Args:
+        overrides: STEP.section.key=value wins over the recipe of a step, section.key=value over those of all;
+            training.output_dir is the folder of the story.
 
     Raises:
-        UserError: as `train`.
+        UserError: no steps, an unknown step or key, or as `recipe_from_dict`, with the name of the step.
     """
-    is_main = os.environ.get("RANK", "0") == "0"
-    for number, step in enumerate(story.steps, 1):
-        if is_main and not dry_run:
-            set_stale_aside(step)
-        is_done = not dry_run and is_finished(step)
-        if is_main:
-            state = ": finished before" if is_done else ""
-            print(f"step {number} of {len(story.steps)}: {step.name}, in {step.folder}{state}", flush=True)
-        code = train(step.planned if dry_run else step.recipe, dry_run=dry_run, quiet=is_done)
-        if code:
-            return code
-        if is_main and not dry_run:
-            compare_runs([one.folder for one in story.steps[:number]], story.folder / REPORT)
-    if is_main and not dry_run:
-        print(f"report of all steps: {story.folder / REPORT}")
-    return 0
-
-
-def set_stale_aside(step: Step) -> None:
-    """Rename the folder of a step that began from other weights than those that the step before it has now."""
-    base, stored = step.recipe.model.name_or_path, stored_run(step.folder)
-    if stored is None or base is None or not Path(base).expanduser().is_dir():
-        return
-    if is_same_model(stored["data"].get("base_weights"), weights_identity(base, alone=True)):
-        return
-    print(
-        f"step {step.name} began from other weights than {base} has now and is made again; what was made is in "
-        f"{set_aside(step.folder)}"
+    data, stem = read_yaml_file(name_or_path, "stories", "story")
+    where, sections = f"story {stem}", [part.name for part in parts_of_recipe()]
+    refuse_unknown(data, ("description", "output_dir", "steps"), where)
+    recipes = as_mapping(data.get("steps"), f"{where}: steps")
+    wrong = next((name for name in recipes if name in sections or not re.fullmatch(r"\w[\w-]*", str(name))), None)
+    if not recipes or wrong is not None:
+        raise UserError(f"{where}: steps.{wrong or ''} is no name of a step; give each recipe one, such as steps.first")
+    folder, overrides_of = Path(data.get("output_dir") or f"runs/{stem}").expanduser(), {name: [] for name in recipes}
+    for text in overrides:
+        first, _, rest = text.partition(".")
+        if text.startswith(f"{FOLDER_SETTING}="):
+            folder = Path(text.partition("=")[2]).expanduser()
+        elif first not in (*overrides_of, *sections):
+            near = did_you_mean(first, [*overrides_of, *sections])
+            raise UserError(f"{text}: {first!r} is neither a step of {where} nor a section of recipes{near}")
+        for name in overrides_of if first in sections else ():
+            overrides_of[name].append(text)
+        if first in overrides_of:
+            overrides_of[first].append(rest)
+    steps: list[Member] = []
+    for name, recipe in recipes.items():
+        try:
+            recipe = {**as_mapping(recipe, "recipe"), "name": f"{stem}-{name}"}
+            before = steps[-1] if steps else None
+            steps.append(_step(name, recipe, overrides_of[name], folder / name, before, trust_remote_code))
+        except UserError as error:
+            raise UserError(f"step {name}: {error}") from error
+    return Study(
+        folder, steps, noun="step", page=REPORT, report=lambda _: print(f"report of all steps: {folder / REPORT}")
     )
 
 
-def is_finished(step: Step) -> bool:
-    """Whether the step's folder holds a finished run; `train` checks whether that is this step's."""
-    return (step.folder / RUN_FILE).is_file() and read_run(step.folder).run.get("status") == "finished"
+def _step(name: str, given: dict, overrides: list[str], folder: Path, before: Member | None, trusted: bool) -> Member:
+    """A step that begins from the model of the previous step; `planned` has that model's architecture and tokenizer."""
+    recipe = planned = given
+    if before is not None:
+        planned_before, model = before.planned.to_dict(), given.get("model") or {}
+        recipe = given | {"model": {"name_or_path": str(before.folder), **model}}
+        planned = given | {"model": planned_before["model"] | model, "tokenizer": planned_before["tokenizer"]}
+    places = (f"{FOLDER_SETTING}={json.dumps(str(place))}" for place in (folder, f"{folder}-planned"))
+    load = partial(recipe_from_dict, trust_remote_code=trusted)
+    recipe, planned = (load(one, [*overrides, place]) for one, place in zip((recipe, planned), places))
+    return Member(name, Path(recipe.training.output_dir), recipe=recipe, planned=planned, after=before)

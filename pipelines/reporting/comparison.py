@@ -14,6 +14,7 @@ from ..publishing.run_facts import validated_on
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
+from .console import print_table
 from .interpret import between, digits_of
 from .metrics_table import Measured, measured
 from .report import REPORT, samples_of
@@ -22,13 +23,15 @@ from .settings import MISSING, in_words
 
 SEED = "training.seed"
 NO_SETTINGS = ("name", "description", "training.output_dir")
-LONGEST_LABEL = 16  # characters
+LONGEST_LABEL = 16  # characters of a name beside a curve; longer ones are numbers in the table of the runs
+MOST_SETTINGS = 5  # that differ and stand in the table of the runs
 MOST_PAIRS = 45  # differences between two variants that are listed one by one
 FEWEST_SEEDS = 3  # of a variant; the deviation of fewer says next to nothing
+IS_IT_SURE = "Is the difference sure?"
 
 
-def compare_runs(folders: list[Path], out: Path) -> int:
-    """Write the page of several runs, and return its size in bytes.
+def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
+    """Write the page of several runs, and return the differences between variants that it tells, as `differences` does.
 
     Args:
         folders: of runs, finished or not; for unfinished ones the last validation counts.
@@ -38,33 +41,37 @@ def compare_runs(folders: list[Path], out: Path) -> int:
     """
     logs = read_runs(folders)
     differing = settings_that_differ(logs)
-    names, variants = names_of(logs), variants_of(logs)
+    names, variants = ends_of([log.folder for log in logs]), variants_of(logs)
     has_seeds = len(variants) < len(logs)
+    labels = list(variants)
+    few = list(differing) if len(differing) <= MOST_SETTINGS else []
     place_of = {log.folder: place for place, runs in enumerate(variants.values()) for log in runs}
     units = dict.fromkeys(objective_facts(log.recipe).words.loss for log in logs)
-    metrics = metrics_table(logs)
+    sure = differences(variants, row_metrics(logs)) if has_seeds else []
     values = {
         "title": f"{len(logs)} runs compared",
         "heading": f"{counted(len(logs), 'run')} compared",
         "notes": notes_of(logs, names, list(units)),
-        "rows": [row_of(log, name, differing, place_of[log.folder]) for log, name in zip(logs, names)],
+        "rows": [row_of(log, name, few, place_of[log.folder]) for log, name in zip(logs, names)],
         "pages": [page_of(log, out) for log in logs],
-        "row_settings": row_settings(differing),
+        "row_settings": few,
         "row_metrics": row_metrics(logs),
-        "row_columns": row_columns(logs),
+        "row_columns": dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)),
         "number_in_words": number_in_words,
         "names": names,
-        "labels": labels_of([*variants]),
+        "labels": labels if max(map(len, labels)) <= LONGEST_LABEL else [str(n) for n in range(1, len(labels) + 1)],
         "settings": [(path, [in_words(value) for value in row]) for path, row in differing.items()],
-        "metrics": metrics,
-        "pairs": pairs_of_variants(variants, row_metrics(logs)) if has_seeds else [],
+        "metrics": metrics_table(logs),
+        "differences": sure,
+        "is_it_sure": IS_IT_SURE,
         "fewest_seeds": FEWEST_SEEDS,
         "seeds": over_seeds(variants) if has_seeds else [],
         "samples": {name: samples_of(log) for name, log in zip(names, logs) if log.is_finished and samples_of(log)},
     }
     charts = charts_of_runs(variants, next(iter(units)) if len(units) == 1 else "each in its own unit")
     axes = [axes_of(runs[0]) for runs in variants.values()]
-    return write_page(out, "comparison.html.jinja", charts=charts, axes=axes, runs=[*variants], **values)
+    write_page(out, "comparison.html.jinja", charts=charts, axes=axes, runs=[*variants], **values)
+    return sure
 
 
 def read_runs(folders: list[Path]) -> list[RunLog]:
@@ -79,13 +86,9 @@ def read_runs(folders: list[Path]) -> list[RunLog]:
     return logs
 
 
-def names_of(logs: list[RunLog]) -> list[str]:
-    """Short names that tell the runs apart: the ends of their folders' paths."""
-    return ends_of([log.folder.resolve() for log in logs])
-
-
-def ends_of(paths: list[Path]) -> list[str]:
-    """The ends of some paths, just long enough to tell them apart."""
+def ends_of(folders: list[Path]) -> list[str]:
+    """Short names that tell folders apart: the ends of their paths."""
+    paths = [folder.resolve() for folder in folders]
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
@@ -94,7 +97,7 @@ def ends_of(paths: list[Path]) -> list[str]:
 
 
 def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
-    """{name: runs that differ only in the seed}; where no two runs do, each run is a variant, named as by `names_of`.
+    """{name: runs that differ only in the seed}; where no two runs do, each run is a variant, named as by `ends_of`.
 
     Variants are named by what the folders of their runs have in common, else by the settings that differ.
     """
@@ -105,7 +108,7 @@ def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
         groups.setdefault(settings, []).append(log)
     seeds = [[log.settings.get(SEED) for log in runs] for runs in groups.values()]
     if len(groups) == len(logs) or any(len(set(of_variant)) < len(of_variant) for of_variant in seeds):
-        return {name: [log] for name, log in zip(names_of(logs), logs)}
+        return {name: [log] for name, log in zip(ends_of([log.folder for log in logs]), logs)}
     by_folders = ends_of([common_folder(runs) for runs in groups.values()])
     names = by_folders if len(set(by_folders)) == len(groups) else groups
     return dict(zip(names, groups.values()))
@@ -115,12 +118,6 @@ def common_folder(runs: list[RunLog]) -> Path:
     """The common beginning of a variant's folders, without the word seed: v for v/seed-1 and v/seed-2."""
     common = os.path.commonprefix([str(log.folder.resolve()) for log in runs])  # noqa: RUF071 (also of a-1 and a-2)
     return Path(re.sub(r"([-_/.=,]+s(eed)?[-_=]*\d*)?[-_/.=,]*$", "", common))
-
-
-def labels_of(names: list[str]) -> list[str]:
-    """The labels beside the curves: the names if they are short, else the numbers in the table of the runs."""
-    is_short = max(map(len, names)) <= LONGEST_LABEL
-    return names if is_short else [str(number) for number in range(1, len(names) + 1)]
 
 
 # ---------------------------------------------------------------------------------------------------- settings
@@ -134,11 +131,6 @@ def settings_that_differ(logs: list[RunLog]) -> dict[str, list[Any]]:
     return {path: row for path, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
-def row_settings(differing: dict[str, list[Any]]) -> list[str]:
-    """The settings in the table of the runs: those that differ, if they are few."""
-    return list(differing) if len(differing) <= 5 else []
-
-
 def row_metrics(logs: list[RunLog]) -> list[str]:
     """At most three metrics, which all runs have, for the table of the runs: of the test split if there are any."""
     common = [name for name in logs[0].metrics if all(name in log.metrics for log in logs)]
@@ -147,13 +139,8 @@ def row_metrics(logs: list[RunLog]) -> list[str]:
     return sorted(chosen, key=lambda name: name.endswith("_loss"))[:3]
 
 
-def row_columns(logs: list[RunLog]) -> list[str]:
-    """The columns that a sweep has measured on the runs, beside their metrics."""
-    return list(dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)))
-
-
-def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int) -> dict[str, Any]:
-    """The row of a run in the table of the runs. variant: the number of its variant."""
+def row_of(log: RunLog, name: str, settings: list[str], variant: int) -> dict[str, Any]:
+    """The row of a run in the table of the runs. settings: those that it shows. variant: the number of its variant."""
     parameters = log.run.get("parameters")
     total = log.total_steps
     return {
@@ -161,7 +148,7 @@ def row_of(log: RunLog, name: str, differing: dict[str, list[Any]], variant: int
         "variant": variant,
         "folder": str(log.folder),
         "state": "finished" if log.is_finished else f"{log.steps / total:.0%} done" if total else "not finished",
-        "settings": [in_words(log.settings.get(path, MISSING)) for path in row_settings(differing)],
+        "settings": [in_words(log.settings.get(path, MISSING)) for path in settings],
         "columns": log.columns,
         "steps": f"{log.steps:,}",
         "tokens": short_number(log.tokens) if log.tokens else "-",
@@ -201,12 +188,11 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
     return rows
 
 
-def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, Any]]:
-    """The difference of two variants in each metric, over their seeds, and how certain it is.
+def differences(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, str]]:
+    """The difference of two variants in each metric, over their seeds, and how certain it is: {column: words} of each.
 
-    {"metric", "first", "second", "difference", "interval", "verdict", "test"} of each. By Welch's t-test (1947), which
-    allows different variances; the p of all pairs of a metric by Holm. A variant of one run, or whose runs do not
-    scatter, is left out; with many variants each is compared with the best one.
+    By Welch's t-test (1947), which allows different variances; the p of all pairs of a metric by Holm. A variant of one
+    run, or whose runs do not scatter, is left out; with many variants each is compared with the best one.
     """
     from scipy.stats import ttest_ind
 
@@ -225,10 +211,17 @@ def pairs_of_variants(variants: dict[str, list[RunLog]], metrics: list[str]) -> 
             too_few = min(len(values[first]), len(values[second])) < FEWEST_SEEDS
             row = {"metric": key.replace("_", " "), "first": first, "second": second}
             row["difference"] = f"{means[second] - means[first]:+.{digits_of(low, high)}f}"
-            row["interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
-            row["verdict"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
-            rows.append(row | {"test": f"Welch, p = {p:.4f}"})
+            row["95 % interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
+            row["sure?"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
+            rows.append(row | {"by": f"Welch, p = {p:.4f}"})
     return rows[:MOST_PAIRS]
+
+
+def print_differences(rows: list[dict[str, str]]) -> None:
+    """Print the differences between variants, with the words of the page; nothing where there are none."""
+    if rows:
+        title = f"{IS_IT_SURE} Mean of the second variant minus mean of the first; p by Holm for all pairs of a metric"
+        print_table(title, list(rows[0]), [list(row.values()) for row in rows], numbers=slice(3, 5))
 
 
 def over_seeds(variants: dict[str, list[RunLog]]) -> list[dict[str, Any]]:

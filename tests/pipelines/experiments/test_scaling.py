@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,24 +40,24 @@ def test_the_rungs_of_a_ladder_keep_the_size_of_heads_and_the_shares_of_the_widt
     recipe = load_recipe("stdlib_moe_dense", ["training.output_dir=runs/x"])
     widths, steps = widths_of(recipe, None), steps_of(recipe, None)
     assert (widths, steps) == ([64, 96, 128, 192, 256], [100, 200, 400])
-    rungs = ladder(recipe, [64, 128, 256], steps)
-    assert len(rungs) == 9 and [rung.width for rung in rungs][-1] == 256
-    narrow = load_recipe("stdlib_moe_dense", rungs[0].settings)
+    load = partial(load_recipe, "stdlib_moe_dense")
+    rungs = ladder(recipe, [64, 128, 256], steps, load)
+    assert len(rungs) == 9 and [rung.values["width"] for rung in rungs][-1] == 256
+    narrow = rungs[0].recipe
     fields = narrow.model.fields
     assert (fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]) == (64, 2, 1)
     assert fields["intermediate_size"] == 176 and narrow.training.max_steps == 100
     assert narrow.training.output_dir == "runs/x/width-64-steps-100"
     recipe = recipe.with_(training={"output_dir": "runs/rates: a #1"})  # as YAML a mapping, and a comment
-    settings = ladder(recipe, [64], steps)[0].settings
-    assert load_recipe("stdlib_moe_dense", settings).training.output_dir == "runs/rates: a #1/width-64-steps-100"
+    assert ladder(recipe, [64], steps, load)[0].recipe.training.output_dir == "runs/rates: a #1/width-64-steps-100"
     with pytest.raises(UserError, match="give three or more"):
         widths_of(recipe, [64, 128])
     with pytest.raises(UserError, match="100 is no multiple of 32"):
-        ladder(recipe, [64, 100, 128], steps)
+        ladder(recipe, [64, 100, 128], steps, load)
     with pytest.raises(UserError, match="runs of two lengths"):
         steps_of(recipe, [5])
     with pytest.raises(UserError, match="160 has 5 heads, which 4 key and value heads for 8 do not divide; choose"):
-        ladder(recipe, [160], steps)
+        ladder(recipe, [160], steps, load)
 
 
 @pytest.mark.slow

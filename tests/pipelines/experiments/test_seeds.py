@@ -2,8 +2,12 @@
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
+from anyformer.pipelines.experiments.seeds import seed_study
+from anyformer.pipelines.experiments.study import kept
+from anyformer.pipelines.recipes.compose import load_recipe
 from processes import run_ranks
 from run_folders import assert_same_weights
 from task_data import task_recipe
@@ -15,7 +19,7 @@ def recipe_of(folder, **sections):
     return task_recipe(folder, "sequence_classification", **how | sections)
 
 
-def test_each_seed_is_a_run_of_its_own_and_their_metrics_are_compared(tmp_path, command, capsys):
+def test_each_seed_is_a_run_of_its_own_made_once_and_their_metrics_are_compared(tmp_path, command, capsys):
     recipe, alone = recipe_of(tmp_path), tmp_path / "alone"
     assert command("train", recipe, "--seeds", "2", "training.seed=7") == 0
     folder, printed = tmp_path / "run", capsys.readouterr().out
@@ -34,6 +38,15 @@ def test_each_seed_is_a_run_of_its_own_and_their_metrics_are_compared(tmp_path, 
     assert (folder / "seed-7" / "model.safetensors").stat().st_mtime_ns == written
     found = json.loads((folder / "seeds.json").read_text())["metrics"]
     assert found["test_loss"]["values"].keys() == {"seed-7", "seed-9"}
+    (member,) = seed_study(load_recipe(str(recipe)), [7]).members
+    assert kept(member, kept(member)["data"]["fingerprint"]) and kept(member, "of other data") is None
+    assert kept(replace(member, recipe=member.recipe.with_(training={"learning_rate": 0.5}))) is None
+    for file in (tmp_path / "sequence_classification.jsonl", member.folder / "model.safetensors", member.file):
+        before = file.read_bytes()
+        file.write_bytes(before[:-1] + b" ")
+        assert kept(member) is None
+        file.write_bytes(before)
+        assert kept(member) is not None
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_killed_run_has_a_page_that_says_how_far_it_is(recorded):
 def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
     slow, fast = recorded("slow"), recorded("fast", settings=["training.learning_rate=0.5"], accuracy=0.9)
     out = tmp_path / "page.html"
-    assert compare_runs([slow, fast], out) == len(out.read_bytes())
+    assert compare_runs([slow, fast], out) == []  # one run of each says nothing
     text, drawn = out.read_text(), curves_of(out)
     assert drawn["runs"] == ["slow", "fast"] == [one["name"] for one in drawn["charts"][0]["series"]]
     settings = text.split("Settings that differ</h2>")[1]
@@ -150,8 +150,8 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
-def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(place, recorded, tmp_path):
-    """Welch's t-test over the seeds, which says nothing of fewer than three."""
+def test_seeds_are_one_line_with_a_band_and_variants_are_tested(place, recorded, command, tmp_path, capsys):
+    """Welch's t-test over the seeds, which says nothing of fewer than three; page and terminal have the same words."""
     values = {"slow": [0.70, 0.72, 0.74], "fast": [0.80, 0.81, 0.85], "new": [0.9, 0.91]}
     rates = {"slow": 0.1, "fast": 0.2, "new": 0.3}
     folders = [
@@ -164,20 +164,26 @@ def test_seeds_of_a_variant_are_one_line_with_a_band_and_variants_are_tested(pla
         for variant, of_seeds in values.items()
         for seed, accuracy in enumerate(of_seeds)
     ]
-    compare_runs(folders, tmp_path / "page.html")
+    told = compare_runs(folders, tmp_path / "page.html")
+    assert command("report", *folders, "--out", tmp_path / "page.html") == 0
     drawn, text = curves_of(tmp_path / "page.html"), (tmp_path / "page.html").read_text()
+    table = text.split("<h3>Is the")[1].split("</table>")[0]
+    on_page = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")]
+    lines = capsys.readouterr().out.split("Is the difference sure?")[1].splitlines()
+    printed = [re.split(r" *[\u2502\u2503] *", line.strip()) for line in lines]
+    assert all([*row.values()] in on_page and [*row.values()] in printed for row in told) and [*told[0]] in printed
     called = [f"learning_rate={rate}" for rate in rates.values()] if place.startswith("{seed}") else [*values]
     assert drawn["runs"] == called
     loss = {one["name"]: one for one in drawn["charts"][0]["series"]}
     assert [loss[called[0]][of] for of in ("y", "low", "high")] == [[3, 4], [2, 3], [4, 5]] and len(loss) == 3
     test = scipy.stats.ttest_ind(values["fast"], values["slow"], equal_var=False)
     low, high = test.confidence_interval(0.95)
-    rows = re.findall(r"<tr><td>test accuracy</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td>(.*?)</tr>", text)
-    told = {(first, second): re.sub("<[^>]*>", " ", rest).split() for first, second, rest in rows}
-    assert len(told) == 3 and told[called[0], called[1]][:4] == ["+0.100", f"{low:.3f}", "to", f"{high:.3f}"]
-    ranked = [f"{count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among the three pairs
-    assert told[called[0], called[1]][4:7] == ["yes", "Welch,", "p"] and told[called[0], called[1]][-1] in ranked
-    assert all("too few seeds" in " ".join(told[pair]) for pair in told if called[2] in pair)
+    ranked = [f"Welch, p = {count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among the three pairs
+    rows = {(row["first"], row["second"]): row for row in told}
+    assert len(rows) == 3 and rows[called[0], called[1]].pop("by") in ranked
+    sure = {"metric": "test accuracy", "first": called[0], "second": called[1], "difference": "+0.100", "sure?": "yes"}
+    assert rows[called[0], called[1]] == sure | {"95 % interval": f"{low:.3f} to {high:.3f}"}
+    assert all(row["sure?"] == "too few seeds" for pair, row in rows.items() if called[2] in pair)
 
 
 def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):
