@@ -13,9 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, QuantizedCache
 
-import anyformer
-
-anyformer.register()
+import anyformer  # noqa: F401  (its models are registered)
 
 GROUPS = {"backend": "hqq", "axis_key": 1, "axis_value": 1}
 CACHES = {

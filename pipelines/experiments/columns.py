@@ -94,9 +94,7 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
 
 def measure_columns(names: list[str], folders: list[Path]) -> None:
     """Measure the columns that finished runs do not have yet, and write them into each run's columns.json."""
-    import anyformer
 
-    anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
     runs = {folder: read_run(folder, shown=False) for folder in folders}
     columns_of = {folder: run.columns for folder, run in runs.items()}
