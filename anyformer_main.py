@@ -1,17 +1,9 @@
-"""Entry point of the command `anyformer`.
-
-`anyformer/__init__.py` registers our models with transformers' Auto classes, which imports torch and transformers
-(about ten seconds on a laptop). `anyformer --help`, `list` and recipe errors must not wait for that: when this module
-is loaded first, `anyformer/__init__.py` leaves the registration to the command that needs a model.
-"""
+"""Entry point of the command `anyformer`."""
 
 import os
 import signal
 import sys
 from contextlib import suppress
-
-# Under `python -m anyformer_main` this module is called __main__; anyformer/__init__.py looks for its own name.
-sys.modules.setdefault("anyformer_main", sys.modules[__name__])
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,14 +1,14 @@
 """anyformer: pretrain, fine-tune, evaluate and publish every family of transformer as native Hugging Face models.
 
-`import anyformer` registers the model families with transformers' Auto classes; the classes themselves are loaded on
-first use (`anyformer.AnyformerDecoderForCausalLM`).
+`import anyformer` registers the model families with transformers' Auto classes. The classes themselves, and torch and
+transformers, are loaded on first use (`anyformer.AnyformerDecoderForCausalLM`).
 """
 
 import importlib
 import importlib.metadata
-import sys
 
 from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.registration import register
 
 try:
     __version__ = importlib.metadata.version("anyformer")  # from git's tag, at the time of installation
@@ -44,11 +44,6 @@ _EXPORTS = {name: "anyformer.modeling" for family in FAMILIES.values() for name 
 __all__ = ["__version__", "register", *_EXPORTS]
 
 
-def register() -> None:
-    """Make AutoConfig, AutoModel and the Auto heads know every anyformer family. Safe to call more than once."""
-    importlib.import_module("anyformer.modeling.registration").register_auto_classes()
-
-
 def __getattr__(name: str):
     if name not in _EXPORTS:
         raise AttributeError(f"module 'anyformer' has no attribute {name!r}")
@@ -59,5 +54,4 @@ def __dir__():
     return sorted(__all__)
 
 
-if "anyformer_main" not in sys.modules:  # the command line registers later: see anyformer_main.py
-    register()
+register()

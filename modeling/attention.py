@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
-from .traits import ATTENTION_KINDS, ATTENTION_PARTS, POSITION_SCHEMES, has_scales, implementation
+from .traits import AT_QUERIES_KEYS, ATTENTION_KINDS, PARTS, POSITION_SCHEMES, has_scales
 
 
 def eager_attention(
@@ -90,15 +90,15 @@ class Attention(nn.Module):
         sizes = (queries, keys) if config.qk_norm_width else (self.head_dim,) * 2
         self.q_norm, self.k_norm = (build_norm(config, size) if config.qk_norm else None for size in sizes)
         gate = config.attention_gate
-        self.output_gate = None if gate is None else implementation("attention gate", gate, "attention_gate")(config)
+        self.output_gate = None if gate is None else PARTS.options["attention_gate"].load()(config)
         residual = getattr(config, "value_residual", False) and not cross_attention
         self.shows_values, self.value_mix = residual and layer_idx == 0, None
         if residual and layer_idx > 0:
-            self.value_mix = implementation("value residual", "mixed", "attention_values")()
+            self.value_mix = PARTS.options["value_residual"].load()()
 
         self.scales = None
         if has_scales(config) and not cross_attention:
-            self.scales = implementation("attention scales", "queries and keys", "attention_scales")(config, layer_idx)
+            self.scales = PARTS.options["qk_l2_norm"].load()(config, layer_idx)
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a score bias to add to `position_bias`, or None; the kwargs left for the backend)."""
@@ -200,14 +200,13 @@ class Attention(nn.Module):
 
 def build_attention(config, layer_idx: int) -> Attention:
     """The self-attention of a layer: plain, or the class of its kind or position scheme."""
-    name, scheme_name = config.attention_kinds[layer_idx], config.position_encoding
-    kind, scheme = ATTENTION_KINDS[name], POSITION_SCHEMES[scheme_name]
+    kind, scheme = ATTENTION_KINDS[config.attention_kinds[layer_idx]], POSITION_SCHEMES[config.position_encoding]
+    part = next((part for name, part in PARTS.attention_class.items() if getattr(config, name, False)), None)
     if kind.own_scores:
-        return implementation("attention", name, kind.module)(config, layer_idx)
-    if scheme.acts_on == "attention":
-        return implementation("scheme attention", scheme_name, scheme.module)(config, layer_idx)
-    if config.position_at == "queries_keys":
-        return implementation("scheme attention", config.position_at, "attention_positions")(config, layer_idx)
-    part = next((part for part in ATTENTION_PARTS if getattr(config, part, False)), None)
-    make = Attention if part is None else implementation("attention part", part, ATTENTION_PARTS[part])
+        part = kind
+    elif scheme.attention is not None:
+        part = scheme.attention
+    elif config.position_at == "queries_keys":
+        part = AT_QUERIES_KEYS
+    make = Attention if part is None else part.load()
     return make(config, layer_idx)

@@ -1,12 +1,9 @@
 """The mask of block-sparse attention: rows are cut into blocks, of which a query sees some as a whole."""
 
-from .traits import implements
-
 MIXERS = ((16, 0x45D9F3B), (15, 0x45D9F3B))  # shifts and odd factors of an integer hash
 MASK = 0x7FFFFFFF  # 31 bits: a product of two such numbers fits an int64 index
 
 
-@implements("mask", "block_sparse_attention")
 def block_sparse_mask_function(config):
     """A mask over blocks of `block_size` tokens, as in BigBird (Zaheer et al. 2020, section 2), for a decoder.
 

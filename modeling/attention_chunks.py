@@ -1,9 +1,6 @@
 """The mask of chunked attention: rows are cut into chunks, outside which a query sees nothing."""
 
-from .traits import implements
 
-
-@implements("mask", "chunked_attention")
 def chunked_mask_function(config):
     """A query sees its own chunk of `attention_chunk_size` tokens (Llama 4; blocks of Child et al. 2019, section 4).
 

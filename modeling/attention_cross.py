@@ -8,10 +8,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 from transformers.masking_utils import create_bidirectional_mask
 
 from .attention_masks import document_ids_from_positions, takes_no_mask
-from .traits import implements
 
 
-@implements("cross attention", "decoder")
 def read_encoder(
     stack,
     x_BTD,

@@ -15,14 +15,15 @@ from .attention import Attention
 from .attention_segments import token_positions, with_zeros
 from .attention_states import state_layer
 from .block import RMSNorm
-from .traits import implementation, implements
+from .traits import RULES
 
 CHUNK, CHUNK_OF_CHANNELS = 64, 16  # tokens whose corrections are solved for at once; earlier ones are one state
 LEAST_NORM = 1e-6  # added to the squared length of a query or key that is normalised, as in transformers' classes
 DECAYS, STEPS = (1e-4, 16.0), (1e-3, 0.1)  # initial ranges of exp(A_log) and softplus(dt_bias), as in Mamba-2
+# {kind of attention: a function in place of `delta_rule`}, of the package, if it is installed.
+KERNELS = {}
 
 
-@implements("attention", "gated_delta_attention")
 class GatedDeltaNet(Attention):
     """S_t = a_t S_{t-1} (1 - b_t k_t k_t^T) + b_t v_t k_t^T, o_t = S_t q_t: Yang et al. 2025 (Gated DeltaNet), eq. 10.
 
@@ -40,6 +41,7 @@ class GatedDeltaNet(Attention):
     def __init__(self, config, layer_idx: int):
         nn.Module.__init__(self)
         self.config, self.layer_idx = config, layer_idx
+        KERNELS.update(RULES.get("delta_kernels", dict)())
         self.key_heads, self.value_heads = config.linear_num_key_heads, config.linear_num_value_heads
         self.key_size, self.value_size = config.linear_key_head_dim, config.linear_value_head_dim
         self.write_strength = 2.0 if config.linear_allow_neg_eigval else 1.0
@@ -84,7 +86,7 @@ class GatedDeltaNet(Attention):
 
     def kernel(self, dtype: torch.dtype):
         """`delta_rule`, or the kernel registered in its place (attention_delta_fla.py), which computes in `dtype`."""
-        registered = implementation("delta rule", self.config.attention_kinds[self.layer_idx])
+        registered = KERNELS.get(self.config.attention_kinds[self.layer_idx])
         if registered is None or self.implementation() == "eager":
             return partial(delta_rule, corrects=self.corrects)
         return partial(registered, dtype=dtype)

@@ -1,8 +1,7 @@
 """The delta rule by the kernels of flash-linear-attention (the package `fla`), where it is installed.
 
-This file is not saved with models: only registration.py imports it, which is not saved either. The kernels are
-registered in traits.py for each kind of attention, in the role "delta rule". Layers look them up there unless their
-attention is "eager", just as they look up an attention backend in transformers' registry.
+This file is not saved with models: only registration.py imports it, which is not saved either. Layers look kernels up
+by their kind of attention, unless their attention is "eager", just as they look up a backend in transformers' registry.
 
 Shapes as in attention_delta.py, and N documents of all rows.
 """
@@ -15,15 +14,17 @@ from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from .attention_delta import CHUNK, delta_rule
 from .attention_masks import flash_sequences
-from .traits import implements
 
 
-def register() -> None:
-    """Register fla's kernels if transformers finds the package and a device for it."""
-    if is_flash_linear_attention_available():
-        of_tokens = partial(fla_or_torch, "fla.ops.gated_delta_rule", "chunk_gated_delta_rule")
-        implements("delta rule", "gated_delta_attention")(of_tokens)
-        implements("delta rule", "kimi_delta_attention")(partial(fla_or_torch, "fla.ops.kda", "chunk_kda"))
+def kernels() -> dict:
+    """{kind of attention: fla's kernel} if transformers finds the package and a device for it."""
+    if not is_flash_linear_attention_available():
+        return {}
+    of_tokens = partial(fla_or_torch, "fla.ops.gated_delta_rule", "chunk_gated_delta_rule")
+    return {
+        "gated_delta_attention": of_tokens,
+        "kimi_delta_attention": partial(fla_or_torch, "fla.ops.kda", "chunk_kda"),
+    }
 
 
 def fla_or_torch(module: str, name: str, q_BHTK, *others, dtype: torch.dtype) -> tuple:

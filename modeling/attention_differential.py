@@ -8,10 +8,8 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention, eager_attention
-from .traits import implements
 
 
-@implements("attention part", "differential_attention")
 class DifferentialAttention(Attention):
     """(softmax(q1 k1) - l softmax(q2 k2)) v, each result normed: Ye et al. 2024 (Differential Transformer), eq. 1-3.
 

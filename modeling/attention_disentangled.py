@@ -9,10 +9,8 @@ from torch import nn
 
 from .attention import Attention
 from .block import build_norm
-from .traits import implements
 
 
-@implements("position", "disentangled")
 class DisentangledPositions(nn.Module):
     """A trained vector for each relative position (He et al. 2021a, eq. 3), the same table for all layers.
 
@@ -69,7 +67,6 @@ class DisentangledPositions(nn.Module):
         return table_PD.to(x_BTD.dtype), rows_TT
 
 
-@implements("scheme attention", "disentangled")
 class DisentangledAttention(Attention):
     """Attention whose scores add content-to-position and position-to-content (He et al. 2021a, eq. 4).
 

@@ -2,10 +2,7 @@
 
 from torch import nn
 
-from .traits import implements
 
-
-@implements("attention gate", "head", "channel")
 class OutputGate(nn.Module):
     """attention(x) * sigmoid(W x), one factor for each head or for each channel of it: Qiu et al. 2025, eq. 5."""
 

@@ -4,10 +4,8 @@ import torch
 from torch import nn
 
 from .attention_delta import GatedDeltaNet, softplus
-from .traits import implements
 
 
-@implements("attention", "kimi_delta_attention")
 class KimiDeltaAttention(GatedDeltaNet):
     """S_t = S_{t-1} Diag(a_t) (1 - b_t k_t k_t^T) + b_t v_t k_t^T: Kimi Team 2025 (Kimi Linear), eq. 1.
 

@@ -12,12 +12,10 @@ from torch import nn
 from .attention import Attention
 from .block import RMSNorm
 from .positions import rotate
-from .traits import implements
 
 LATENT_EPS = 1e-6  # eps of the latents' norms: in transformers' classes it does not follow the config
 
 
-@implements("attention", "latent_attention")
 class LatentAttention(Attention):
     """Keys [W_k c_s, r_s] and values W_v c_s of a latent c_s = norm(W_c x_s): DeepSeek-AI 2024 (DeepSeek-V2), eq. 9-18.
 

@@ -10,7 +10,6 @@ from .attention import Attention
 from .attention_segments import token_positions, with_zeros
 from .attention_states import state_layer
 from .positions import rotate
-from .traits import implements
 
 CHUNK = 64  # tokens whose scores are computed as a square matrix; earlier ones are one state
 # Added to the features elu(x) + 1, which vanish for x << 0: every sum of a token's scores stays above LEAST.
@@ -38,7 +37,6 @@ def with_ones(v: torch.Tensor) -> torch.Tensor:
     return torch.cat((v, torch.ones_like(v[..., :1])), dim=-1)
 
 
-@implements("attention", "linear_attention")
 class LinearAttention(Attention):
     """o_i = sum_j<=i phi(q_i) . phi(k_j) v_j / sum_j<=i phi(q_i) . phi(k_j): eq. 8 and 9 of Katharopoulos et al. 2020.
 

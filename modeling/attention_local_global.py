@@ -9,10 +9,8 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from .attention import Attention
 from .positions import rotate
-from .traits import implements
 
 
-@implements("attention", "local_global_attention")
 class LocalGlobalAttention(Attention):
     """A window for most tokens; global tokens see all and are seen by all (Beltagy et al. 2020, sections 3.1 and 3.2).
 

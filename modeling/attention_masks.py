@@ -20,7 +20,7 @@ from transformers.masking_utils import (
 )
 from transformers.utils.generic import is_flash_attention_requested
 
-from .traits import ATTENTION_KINDS, Kind, implementation, one_way_kind
+from .traits import ATTENTION_KINDS, Kind, one_way_kind
 
 # The name of a cache in transformers' mask functions and outputs.
 CACHE = "cache" if "cache" in inspect.signature(create_causal_mask).parameters else "past_key_values"  # < 5.24
@@ -83,15 +83,15 @@ class LayerKind(NamedTuple):
     """A kind of attention in a model.
 
     index: of its first layer. layer_type: the name by which caches know it. mask_function: config -> a mask function as
-    in transformers.masking_utils; None: full or windowed. token_positions: for kinds that keep states, the function of
-    what their layers get in place of a mask; None for others.
+    in transformers.masking_utils; None: full or windowed. attention: the class of kinds that keep states, whose
+    `token_positions` makes what their layers get in place of a mask; None for others.
     """
 
     traits: Kind
     index: int
     layer_type: str
     mask_function: Callable | None
-    token_positions: Callable | None
+    attention: type | None
 
 
 def layer_kinds(config) -> dict[str, LayerKind]:
@@ -99,8 +99,8 @@ def layer_kinds(config) -> dict[str, LayerKind]:
     names, kinds = config.attention_kinds, {}
     for name in dict.fromkeys(names):
         traits, index = ATTENTION_KINDS[name], names.index(name)
-        by_states = implementation("attention", name, traits.module).token_positions if traits.keeps_states else None
-        mask = implementation("mask", name, traits.module)
+        by_states = traits.load() if traits.keeps_states else None
+        mask = None if traits.own_scores else traits.load()
         kinds[name] = LayerKind(traits, index, config.layer_types[index], mask, by_states)
     return kinds
 
@@ -139,11 +139,12 @@ def make_masks(
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
     plain = plain and (seen_by_all is None or not config.is_causal)
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
-        if kind.token_positions is not None:
+        if kind.attention is not None:
             if attention_mask is not None and attention_mask.ndim == 4:
                 raise ValueError(f"attention_mask has four axes, but {name} layers have no such scores; give (B, S)")
             lookback = kind.traits.lookback(config)
-            masks[name] = kind.token_positions(lookback, inputs_embeds, attention_mask, past_key_values, document_ids)
+            given = attention_mask, past_key_values, document_ids
+            masks[name] = kind.attention.token_positions(lookback, inputs_embeds, *given)
             continue
         own = kind.mask_function
         if plain and own is None and fits_window(config, kind.traits, inputs_embeds.shape[1]):
@@ -199,7 +200,8 @@ def paged_masks(config, attention_mask, position_ids, cu_seq_lens_q, cu_seq_lens
         text = torch.searchsorted(ends, index, right=True).clamp(max=ends.shape[0] - 1)
         last = position_ids[0, cu_seq_lens_q[1:].long() - 1]
         distances[kind] = position_ids[0, :, None] - (last[text] - (ends[text] - 1 - index))
-        pattern, query = implementation("mask", kind, ATTENTION_KINDS[kind].module), position_ids[0, :, None]
+        traits, query = ATTENTION_KINDS[kind], position_ids[0, :, None]
+        pattern = None if traits.own_scores else traits.load()
         seen = mask == 0 if pattern is None else (mask == 0) & pattern(config)(0, 0, query, query - distances[kind])
         # Half of the lowest number: adding a score bias cannot overflow, also where padding sees nothing.
         masks[kind] = torch.zeros_like(mask).masked_fill_(~seen, torch.finfo(mask.dtype).min / 2)

@@ -1,10 +1,8 @@
 """Attention in which queries and keys, but not values, contain position embeddings."""
 
 from .attention import Attention
-from .traits import implements
 
 
-@implements("scheme attention", "queries_keys")
 class AttentionWithPositions(Attention):
     """Queries and keys of x + p, values of x, with position embeddings p: Press et al. 2021 (Shortformer), section 4.
 

@@ -12,10 +12,9 @@ from .attention_linear import feature_map, normalised, with_ones
 from .attention_segments import block_distances, block_size, in_blocks, seen_in_blocks, token_positions, with_zeros
 from .attention_states import state_layer
 from .positions import rotate
-from .traits import ATTENTION_KINDS, implements
+from .traits import ATTENTION_KINDS
 
 
-@implements("attention", "recurrent_attention")
 class RecurrentAttention(Attention):
     """Sees a segment and `memory_length` tokens before it, through which no gradient flows (Dai et al. 2019, eq. 1).
 
@@ -148,7 +147,6 @@ def rows_of_blocks(weights, columns, length: int):
     return rows.transpose(1, 2).flatten(2, 3)[:, :, :length, before : before + length]
 
 
-@implements("attention", "compressive_attention")
 class CompressiveAttention(RecurrentAttention):
     """Sees a segment, and a matrix of fixed size that holds all before it (Munkhdalai et al. 2024, section 2).
 

@@ -4,10 +4,9 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm
 
-from .traits import POSITION_SCHEMES, implements
+from .traits import POSITION_SCHEMES
 
 
-@implements("attention scales", "queries and keys")
 class QueryAndKeyScales(nn.Module):
     """Both as in Llama 4. No parameters.
 

@@ -7,7 +7,6 @@ from transformers import initialization as init
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .attention import Attention, paged_eager_attention
-from .traits import implements
 
 CHANNELS = 8  # added to each head: kernels want multiples of 16 bytes
 
@@ -36,7 +35,6 @@ def sdpa_with_sinks(module, query, key, value, attention_mask, scaling, s_aux, *
     return out_BTHK[:, -length:, :, :size], None
 
 
-@implements("attention part", "attention_sinks")
 class SinkAttention(Attention):
     """Weights exp(s_j) / (exp(sink) + sum of exp(s_k)): a head may attend to nothing (OpenAI 2025, gpt-oss).
 

@@ -7,10 +7,8 @@ from transformers import initialization as init
 
 from .attention_delta import GatedDeltaNet, softplus
 from .block import RMSNorm
-from .traits import implements
 
 
-@implements("attention", "mamba2_attention")
 class StateSpace(GatedDeltaNet):
     """S_t = a_t S_{t-1} + d_t x_t B_t^T, y_t = S_t C_t + D x_t: Dao and Gu 2024 (Mamba-2), eq. 1 and section 7.
 

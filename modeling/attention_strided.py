@@ -1,9 +1,6 @@
 """The mask of strided attention: a local band, and far keys a stride apart."""
 
-from .traits import implements
 
-
-@implements("mask", "strided_attention")
 def strided_mask_function(config):
     """A query sees a local band and every `stride`-th key before (Child et al. 2019, section 4.2, both in one head)."""
     stride = config.attention_stride

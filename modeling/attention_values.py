@@ -4,10 +4,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .traits import implements
 
-
-@implements("value residual", "mixed")
 class ValueResidual(nn.Module):
     """w1 v + w2 (v of the first layer); each layer learns w1 and w2, from 1/2: Zhou et al. 2024 (ResFormer).
 

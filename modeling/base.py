@@ -17,7 +17,7 @@ from .attention import Attention
 from .attention_masks import given_cache, make_masks
 from .block import TransformerBlock
 from .lm_head import FillsOutputs
-from .traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, parts_of
+from .traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, files_of
 
 WITH_PARTS = "_with_parts"  # suffix of the saved code file's name if the family's own file does not import all parts
 PLUGIN_CODE = "plugin_code"  # file in saved folders of models with plug-in parts; it imports these, then the family
@@ -208,7 +208,7 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
         module = sys.modules[self.own_class().__module__]
         name = PLUGIN_CODE if f"{module.__package__}.{PLUGIN_CODE}" in sys.modules else Path(module.__file__).stem
         family = Path(module.__file__).with_name(f"{name}.py")
-        parts = [family.with_name(f"{part}.py") for part in parts_of(self.config)]
+        parts = [family.with_name(f"{part}.py") for part in files_of(self.config)]
         return [part for part in parts if part not in _with_imports(family)] + [family]
 
     def save_pretrained(self, save_directory, *, push_to_hub: bool = False, is_main_process: bool = True, **kwargs):

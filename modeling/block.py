@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import BLOCK_FORMS, MLP_TYPES, NORM_TYPES, block_forms, implementation, implements
+from .traits import PARTS, SPARSE, block_forms, block_part
 
 
 class RMSNorm(nn.RMSNorm):
@@ -35,10 +35,9 @@ def build_norm(config, size: int | None = None) -> nn.Module:
         return RMSNorm(size, eps=config.norm_eps)
     if config.norm_type == "layernorm":
         return nn.LayerNorm(size, eps=config.norm_eps, bias=config.norm_bias)
-    return implementation("norm", config.norm_type, NORM_TYPES[config.norm_type])(config, size)
+    return PARTS.norm_type[config.norm_type].load()(config, size)
 
 
-@implements("feed forward", "mlp")
 class MLP(nn.Module):
     """down(act(up(x))), Vaswani et al. 2017, eq. 2, with any activation of transformers.
 
@@ -57,7 +56,6 @@ class MLP(nn.Module):
         return self.down_proj(self.act_fn(self.up_proj(x_BTD))), None
 
 
-@implements("feed forward", "glu")
 class GatedMLP(nn.Module):
     """down(act(gate(x)) * up(x)), Shazeer 2020, eq. 6; SwiGLU with hidden_act='silu'."""
 
@@ -82,16 +80,15 @@ OF_ENCODER |= {"encoder_cache": "past_key_values"}
 def build_feed_forward(config, layer_idx: int) -> nn.Module:
     """The feed-forward of a layer: dense, or experts."""
     if config.mlp_kinds[layer_idx] == "sparse":
-        return implementation("feed forward", "sparse", module="experts")(config)
+        return SPARSE.load()(config)
     return build_dense(config)
 
 
 def build_dense(config, channels: int | None = None) -> nn.Module:
     """A dense feed-forward of inner width `channels`; None: `intermediate_size`."""
-    return implementation("feed forward", config.mlp_type, MLP_TYPES[config.mlp_type].module)(config, channels)
+    return PARTS.mlp_type[config.mlp_type].load()(config, channels)
 
 
-@implements("block", "pre", "post")
 class TransformerBlock(GradientCheckpointingLayer):
     """A layer, (B, T, D) -> (B, T, D); with experts (`is_sparse`) it returns the three parts of their Routing, too.
 
@@ -160,5 +157,4 @@ class TransformerBlock(GradientCheckpointingLayer):
 
 def build_block(config, layer_idx: int, *attentions: nn.Module) -> TransformerBlock:
     """Build a layer in the residual form that `norm_position` and `block` name."""
-    form = block_forms(config)[layer_idx]
-    return implementation("block", form, BLOCK_FORMS[form])(config, layer_idx, *attentions)
+    return block_part(block_forms(config)[layer_idx]).load()(config, layer_idx, *attentions)

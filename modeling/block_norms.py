@@ -1,10 +1,8 @@
 """Blocks that norm the outputs of attention and feed-forward."""
 
 from .block import TransformerBlock, build_norm
-from .traits import implements
 
 
-@implements("block", "inside")
 class InsideNormBlock(TransformerBlock):
     """x + norm(part(x)): each part's output is normed before it is added (OLMo Team 2025, OLMo 2, section 3.2)."""
 
@@ -13,7 +11,6 @@ class InsideNormBlock(TransformerBlock):
         return x_BTD + self.branch(norm(out_BTD)), extra
 
 
-@implements("block", "both")
 class SandwichBlock(TransformerBlock):
     """x + norm(part(norm(x))): norms before and behind each part (Ding et al. 2021, section 3.2; Gemma 2)."""
 

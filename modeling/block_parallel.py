@@ -1,10 +1,8 @@
 """A block whose attention and feed-forward read the same hidden states, side by side."""
 
 from .block import TransformerBlock
-from .traits import implements
 
 
-@implements("block", "parallel")
 class ParallelBlock(TransformerBlock):
     """x + attention(norm(x)) + feed_forward(norm(x)), Chowdhery et al. 2022 (PaLM), section 2.
 

@@ -12,11 +12,12 @@ from transformers import PreTrainedConfig
 from .parallel_plans import expert_parallel_plan, pipeline_parallel_plan, tensor_parallel_plan
 from .traits import (
     ATTENTION_KINDS,
-    MLP_TYPES,
+    PARTS,
     RULES,
     STATE_LAYER_TYPE,
     attention_kinds,
     cache_type,
+    fields_of_others,
     mlp_kinds,
     own_fields,
 )
@@ -135,7 +136,7 @@ class TransformerConfig(PreTrainedConfig):
             self.head_dim = getattr(self, "qk_rope_head_dim", None) or self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             gated = -(-8 * self.hidden_size // (3 * 64)) * 64
-            self.intermediate_size = gated if MLP_TYPES[self.mlp_type].gated else 4 * self.hidden_size
+            self.intermediate_size = gated if PARTS.mlp_type[self.mlp_type].gated else 4 * self.hidden_size
         if self.attention_out_bias is None:
             self.attention_out_bias = self.attention_bias
         if self.attention_key_bias is None:
@@ -165,6 +166,16 @@ class TransformerConfig(PreTrainedConfig):
         if STATE_LAYER_TYPE in (fields.get("layer_types") or ()):
             fields["layer_types"] = None
         return fields
+
+    def to_diff_dict(self):
+        """What config.json holds: fields that the model's parts read, but for those with a default of null, false, 0 or
+        1, which says that something is off. Loading gives fields that are not there their defaults."""
+        fields, unread = super().to_diff_dict(), fields_of_others(self)
+        for field in dataclasses.fields(self):
+            is_off = field.default is None or (field.default in (False, 1) and field.default is not True)
+            if is_off and fields.get(field.name) == field.default:
+                unread.add(field.name)
+        return {name: value for name, value in fields.items() if name not in unread}
 
     def set_parallel_plans(self):
         """Plans for the modules that this config builds: classes of transformers have one plan per architecture."""

@@ -30,7 +30,7 @@ from .lm_head import (
 )
 from .stack import TransformerStack, embeddings_of
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification, Head
-from .traits import implementation
+from .traits import PARTS
 
 BaseModelOutputWithPastAndCrossAttentions = with_router_fields(
     modeling_outputs.BaseModelOutputWithPastAndCrossAttentions, __name__
@@ -51,7 +51,7 @@ class CausalModel(TransformerStack):
         self.build_stack(config, config.add_cross_attention)
         self.read_encoder = None
         if config.add_cross_attention:
-            self.read_encoder = implementation("cross attention", "decoder", "attention_cross")
+            self.read_encoder = PARTS.options["add_cross_attention"].load()
         self.post_init()
 
     @merge_with_config_defaults
@@ -101,7 +101,7 @@ class CausalLanguageModel:
         self.lm_head = LanguageModelHead(config)
         self.mtp = None
         if getattr(config, "num_nextn_predict_layers", 0):
-            self.mtp = implementation("tokens ahead", "mtp", "multi_token")(config)
+            self.mtp = PARTS.options["num_nextn_predict_layers"].load()(config)
         self.post_init()
 
     def init_continuous_batching(self, *args, **kwargs):
@@ -112,7 +112,7 @@ class CausalLanguageModel:
 
     def _get_candidate_generator(self, generation_config, **kwargs):
         if generation_config.use_mtp and self.mtp is not None:
-            return implementation("tokens ahead", "draft", "multi_token")(self, generation_config)
+            return self.mtp.draft(self, generation_config)
         return super()._get_candidate_generator(generation_config=generation_config, **kwargs)
 
     @can_return_tuple
@@ -201,10 +201,21 @@ class PrefixGenerationMixin(GenerationMixin):
         return prompt, name, model_kwargs
 
     def prepare_inputs_for_generation(
-        self, input_ids, attention_mask=None, inputs_embeds=None, prefix_mask=None, **kwargs
+        self,
+        input_ids,
+        next_sequence_length=None,
+        cache=None,
+        attention_mask=None,
+        inputs_embeds=None,
+        is_first_iteration=False,
+        prefix_mask=None,
+        **kwargs,
     ):
         """As in transformers, plus `prefix_mask` while the prompt is read. Raises ValueError for a prompt in pieces."""
         arguments = {"attention_mask": attention_mask, "inputs_embeds": inputs_embeds}
+        arguments |= {"next_sequence_length": next_sequence_length, "is_first_iteration": is_first_iteration}
+        if CACHE == "cache":
+            kwargs[CACHE] = cache
         inputs = super().prepare_inputs_for_generation(input_ids, **arguments, **kwargs)
         cache = kwargs.get(CACHE)
         past = 0 if cache is None else cache.get_seq_length()
@@ -214,13 +225,6 @@ class PrefixGenerationMixin(GenerationMixin):
         if past + length < prefix_mask.shape[1]:
             raise ValueError("prefix_lm reads a prompt at once; leave prefill_chunk_size out of the generation config")
         return inputs | {"attention_mask": attention_mask, "prefix_mask": prefix_mask}
-
-
-# `generate` refuses arguments that are in no signature; this one extends transformers', whose cache name varies.
-_OWN = inspect.signature(GenerationMixin.prepare_inputs_for_generation)
-*_GIVEN, _OTHERS = _OWN.parameters.values()
-_PREFIX = inspect.Parameter("prefix_mask", inspect.Parameter.KEYWORD_ONLY, default=None)
-PrefixGenerationMixin.prepare_inputs_for_generation.__signature__ = _OWN.replace(parameters=[*_GIVEN, _PREFIX, _OTHERS])
 
 
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):

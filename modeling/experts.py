@@ -16,7 +16,7 @@ from transformers.integrations.moe import use_experts_implementation
 from .block import build_dense
 from .experts_bias import watch
 from .experts_grouped import loop_over_experts, up_bias, up_weight
-from .traits import MLP_TYPES, implementation, implements
+from .traits import PARTS
 
 
 class Routing(NamedTuple):
@@ -135,7 +135,6 @@ class Experts(nn.Module):
         return loop_over_experts(self, hidden_states, top_k_index, top_k_weights)
 
 
-@implements("experts", "mlp")
 @use_experts_implementation(has_gate=False)
 class PlainExperts(Experts):
     """Each expert is a block.MLP."""
@@ -146,7 +145,6 @@ class PlainExperts(Experts):
         self.up_proj_bias = self.new_bias(config, self.intermediate_dim)
 
 
-@implements("experts", "glu")
 @use_experts_implementation
 class GatedExperts(Experts):
     """Each expert is a block.GatedMLP, its gate and up projections in one tensor."""
@@ -159,12 +157,11 @@ class GatedExperts(Experts):
 
 def build_experts(config) -> Experts:
     """The experts of a layer."""
-    experts = implementation("experts", config.mlp_type, MLP_TYPES[config.mlp_type].experts)(config)
+    experts = PARTS.mlp_type[config.mlp_type].experts.load()(config)
     experts.has_bias = config.mlp_bias  # read by transformers' implementations; its decorator says False
     return experts
 
 
-@implements("feed forward", "sparse")
 class SparseMLP(nn.Module):
     """The feed-forward of a block with experts: router, experts and, with `shared_expert_intermediate_size`, one more
     that every token uses (Dai et al. 2024, section 3.2; its gate as in Qwen2-MoE)."""

@@ -2,10 +2,8 @@
 
 from .experts import GatedExperts
 from .glu_clamped import clamped_glu
-from .traits import implements
 
 
-@implements("experts", "clamped_glu")
 class ClampedExperts(GatedExperts):
     """Each expert is a glu_clamped.ClampedMLP."""
 

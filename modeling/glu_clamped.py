@@ -3,7 +3,6 @@
 import torch
 
 from .block import GatedMLP
-from .traits import implements
 
 
 def clamped_glu(gate, up, config):
@@ -12,7 +11,6 @@ def clamped_glu(gate, up, config):
     return (up + 1) * gate * torch.sigmoid(config.swiglu_alpha * gate)
 
 
-@implements("feed forward", "clamped_glu")
 class ClampedMLP(GatedMLP):
     """down(clamped_glu(gate(x), up(x)))."""
 

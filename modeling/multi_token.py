@@ -14,7 +14,7 @@ from .attention import build_attention
 from .block import build_block, build_norm
 from .lm_head import IGNORE_INDEX, language_model_loss
 from .stack import embeddings_of, run_layer
-from .traits import ATTENTION_KINDS, implements
+from .traits import ATTENTION_KINDS
 
 
 class NextTokenModule(nn.Module):
@@ -34,7 +34,6 @@ class NextTokenModule(nn.Module):
         return self.post_norm(run_layer(self.block, self.eh_proj(joined_BTE), [], **context))
 
 
-@implements("tokens ahead", "mtp")
 class MultiTokenPrediction(nn.Module):
     """`num_nextn_predict_layers` modules; the k-th predicts token t + k + 1 from the hidden state of t and token t + k.
 
@@ -70,6 +69,11 @@ class MultiTokenPrediction(nn.Module):
             losses.append(language_model_loss(head, hidden_BTD, labels, num_items_in_batch)[0])
         return sum(losses) / len(losses)
 
+    @staticmethod
+    def draft(model, generation_config) -> "MultiTokenDraft":
+        """What proposes tokens to `generate`."""
+        return MultiTokenDraft(model, generation_config)
+
 
 class CacheOfOneLayer(DynamicCache):
     """A cache for a single layer, which ignores the layer index that it is called with."""
@@ -81,7 +85,6 @@ class CacheOfOneLayer(DynamicCache):
         return super().get_mask_sizes(query_length, 0)
 
 
-@implements("tokens ahead", "draft")
 class MultiTokenDraft(CandidateGenerator):
     """Drafts one token per module for `generate(use_mtp=True)`; one pass of the model verifies them all.
 

@@ -5,10 +5,8 @@ from torch.nn.functional import rms_norm
 from transformers import initialization as init
 
 from .block import RMSNorm
-from .traits import implements
 
 
-@implements("norm", "rmsnorm_zero_centered")
 class ZeroCenteredRMSNorm(RMSNorm):
     """x / sqrt(mean(x^2) + eps) * (1 + weight), Gemma Team 2024's code; Qwen3-Next's, too.
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 
-from .traits import ATTENTION_KINDS, MLP_TYPES, POSITION_SCHEMES
+from .traits import ATTENTION_KINDS, PARTS, POSITION_SCHEMES
 
 
 def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
@@ -27,7 +27,7 @@ def tensor_parallel_plan(config, attentions=("self_attn",)) -> dict[str, str]:
 
 def feed_forward_plan(config) -> dict[str, str]:
     """The feed-forward part of tensor_parallel_plan: dense layers, experts (each of them split), a shared expert."""
-    is_gated = MLP_TYPES[config.mlp_type].gated
+    is_gated = PARTS.mlp_type[config.mlp_type].gated
     mlp = {"up_proj": "colwise", "down_proj": "rowwise"} | ({"gate_proj": "colwise"} if is_gated else {})
     plan, kinds = {}, config.mlp_kinds
     if "dense" in kinds:
@@ -48,7 +48,7 @@ def expert_parallel_plan(config) -> dict[str, str] | None:
     has_styles = importlib.util.find_spec("transformers.distributed.expert_parallel")  # transformers < 5.23
     if "sparse" not in config.mlp_kinds or not has_styles:
         return None
-    up = "gate_up_proj" if MLP_TYPES[config.mlp_type].gated else "up_proj"
+    up = "gate_up_proj" if PARTS.mlp_type[config.mlp_type].gated else "up_proj"
     names = [f"{name}{kind}" for name in (up, "down_proj") for kind in (("", "_bias") if config.mlp_bias else ("",))]
     experts = {f"layers.*.mlp.experts.{name}": "grouped_gemm" for name in names}
     return experts | {"layers.*.mlp.experts": "ep_dispatch_experts"}

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 
-from .traits import POSITION_SCHEMES, implementation, implements
+from .traits import POSITION_SCHEMES
 
 
 class RotaryEmbedding(nn.Module):
@@ -67,7 +67,6 @@ class RotaryEmbeddingPerLayerType(nn.Module):
         return self.by_type[layer_type](x, position_ids)
 
 
-@implements("position", "rotary")
 def rotary_positions(config) -> nn.Module:
     """One rotary embedding, or where `rope_parameters` is nested one for each layer type."""
     is_flat = "rope_type" in config.rope_parameters
@@ -91,17 +90,19 @@ def for_heads(rotation):
     return tuple(x.unsqueeze(1) for x in rotation)
 
 
-def build_positions(config, role: str = "position") -> nn.Module | None:
-    """The module that `config.position_encoding` names, or None for "none". role: "position" or "patch position"."""
-    name = config.position_encoding
-    scheme = POSITION_SCHEMES[name]
-    return None if scheme.acts_on is None else implementation(role, name, scheme.module)(config)
+def build_positions(config, of_patches: bool = False) -> nn.Module | None:
+    """The module that `config.position_encoding` names, or None for "none". of_patches: for those of an image."""
+    scheme = POSITION_SCHEMES[config.position_encoding]
+    if scheme.acts_on is None:
+        return None
+    return (scheme.patches if of_patches else scheme).load()(config)
 
 
-def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
+def apply_positions(scheme, x_BTD, batch, names, kinds, config, score_biases=None) -> tuple:
     """Run a position scheme once per forward pass: return (embeddings, keyword arguments for each layer).
 
     batch: a stack.Batch. names: the kind of attention of each layer. kinds: what attention_masks.layer_kinds returns.
+    score_biases: the function of score_bias.py, for schemes that act on scores.
     """
     acts_on = POSITION_SCHEMES[config.position_encoding].acts_on
     if acts_on is None:
@@ -111,8 +112,7 @@ def apply_positions(scheme, x_BTD, batch, names, kinds, config) -> tuple:
     if acts_on == "embeddings":
         return x_BTD, [{f"positions_of_{config.position_at}": scheme(x_BTD, batch.token_positions)}] * len(names)
     if acts_on == "scores":
-        biases = implementation("scores", "biases", "score_bias")
-        return x_BTD, biases(scheme, x_BTD, batch, names, kinds, config)
+        return x_BTD, score_biases(scheme, x_BTD, batch, names, kinds, config)
     if acts_on == "attention":
         return x_BTD, [dict(zip(scheme.arguments, scheme(x_BTD)))] * len(names)
     if isinstance(scheme, RotaryEmbeddingPerLayerType):

@@ -8,7 +8,6 @@ from torch import nn
 from transformers import initialization as init
 
 from .positions_absolute import SinusoidalPositions
-from .traits import implements
 
 
 def axis_positions(count, trained: int, device) -> torch.Tensor:
@@ -20,7 +19,6 @@ def axis_positions(count, trained: int, device) -> torch.Tensor:
     return positions if isinstance(count, int) and count == trained else (positions + 0.5) * (trained / count) - 0.5
 
 
-@implements("patch position", "learned")
 class LearnedPatchPositions(nn.Module):
     """One trained vector per patch, and per class or distillation token (Dosovitskiy et al. 2021, section 3.1).
 
@@ -51,7 +49,6 @@ class LearnedPatchPositions(nn.Module):
         return table_1TD.to(x_BTD.dtype)
 
 
-@implements("patch position", "sinusoidal")
 class SinusoidalPatchPositions(SinusoidalPositions):
     """Sines and cosines of the column in the first half of the channels, of the row in the second. No parameters.
 
@@ -70,7 +67,6 @@ class SinusoidalPatchPositions(SinusoidalPositions):
         return nn.functional.pad(plane_RSD.flatten(0, 1), (0, 0, self.prefix, 0))[None]
 
 
-@implements("patch position", "rotary")
 class RotaryPatchPositions(nn.Module):
     """Rotation of channel pairs, half of them by the row and half by the column of a patch (Heo et al. 2024, eq. 8).
 

@@ -5,10 +5,7 @@ import math
 import torch
 from torch import nn
 
-from .traits import implements
 
-
-@implements("position", "learned")
 class LearnedPositions(nn.Embedding):
     """One trained vector per position (Radford et al. 2018, section 3.1)."""
 
@@ -30,7 +27,6 @@ class LearnedPositions(nn.Embedding):
         return super().forward(position_ids + self.offset if self.offset else position_ids)
 
 
-@implements("position", "sinusoidal")
 class SinusoidalPositions(nn.Module):
     """Sines and cosines of the position at geometric wavelengths (Vaswani et al. 2017, section 3.5). No parameters.
 

@@ -6,10 +6,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .traits import implements
 
-
-@implements("position", "alibi")
 class AlibiBias(nn.Module):
     """Linear distance penalty per head (Press et al. 2022, section 3). No parameters.
 
@@ -78,7 +75,6 @@ class RelativePositionBiasPerLayer(nn.ModuleList):
         super().__init__(RelativePositionBias(config) for _ in range(config.num_hidden_layers))
 
 
-@implements("position", "relative")
 def relative_positions(config) -> nn.Module:
     shared = config.relative_attention_shared
     return RelativePositionBias(config) if shared else RelativePositionBiasPerLayer(config)

@@ -1,38 +1,123 @@
-"""Registers all families in transformers' Auto classes. Not saved with models: there `auto_map` does this."""
+"""Registers all families in transformers' Auto classes. Not saved with models: there `auto_map` does this.
 
-import transformers
-from transformers.utils import is_vision_available
+Nothing of transformers is imported for it. Its tables of classes are filled as soon as transformers has imported them
+itself, and hold our classes by name until somebody asks for one. For that, these attributes of transformers are
+replaced: `_extra_content`, what `register` of an Auto class writes to, of CONFIG_MAPPING, of the mappings of our heads'
+Auto classes and of IMAGE_PROCESSOR_MAPPING.
+"""
 
-from . import attention_delta_fla, kernels
-from .base import enter_peft_defaults
+import importlib
+import sys
+from collections import UserDict
+from collections.abc import Callable
+from functools import partial
+from importlib.machinery import PathFinder
+
 from .families import FAMILIES
+from .traits import RULES
+
+AUTO = "transformers.models.auto"
 
 
-def register_auto_classes() -> None:
-    """Register every family in AutoConfig, AutoModel and the Auto heads, and our attention backend for all models.
+class LateEntries(UserDict):
+    """Entries of one of transformers' tables, some of which are loaded when they are asked for.
 
-    Safe to call more than once.
+    late: {name of a key: (function that returns the key, function that returns its value)}. The name of a class is its
+    `__name__`; another class of that name, from a folder of the Hub, is no key.
     """
-    kernels.register()
-    attention_delta_fla.register()
-    for model_type, family in FAMILIES.items():
-        config_class = family.load(family.config)
-        transformers.AutoConfig.register(model_type, config_class, exist_ok=True)
-        enter_peft_defaults(model_type)
-        for auto_class, name in family.heads.items():
-            getattr(transformers, auto_class).register(config_class, family.load(name), exist_ok=True)
-        if family.of_images:
-            register_image_processor(config_class)
+
+    def __init__(self, entries, late: dict[str, tuple[Callable, Callable]]):
+        super().__init__(entries)
+        self.late = late
+
+    def __contains__(self, key):
+        name = getattr(key, "__name__", key)
+        return key in self.data or (name in self.late and self.late[name][0]() == key)
+
+    def __missing__(self, key):
+        if key not in self:
+            raise KeyError(key)
+        self.data[key] = self.late.pop(getattr(key, "__name__", key))[1]()
+        return self.data[key]
+
+    def __iter__(self):
+        return iter([*self.data, *(key() for key, _ in self.late.values())])
+
+    def __len__(self):
+        return len(self.data) + len(self.late)
 
 
-def register_image_processor(config_class: type) -> None:
-    """Register the processor of a family of images in AutoImageProcessor."""
-    if not is_vision_available():  # without Pillow, models still take tensors
+def add_configs(module) -> None:
+    """Add the families' configs to AutoConfig. module: transformers' configuration_auto."""
+    late = {name: (partial(str, name), partial(row.load, row.config)) for name, row in FAMILIES.items()}
+    module.CONFIG_MAPPING._extra_content = LateEntries(module.CONFIG_MAPPING._extra_content, late)
+
+
+def add_models(module) -> None:
+    """Add the families' classes to AutoModel and the Auto heads. module: transformers' modeling_auto."""
+    for auto_class in dict.fromkeys(head for row in FAMILIES.values() for head in row.heads):
+        rows = [row for row in FAMILIES.values() if auto_class in row.heads]
+        late = {row.config: (partial(row.load, row.config), partial(row.load, row.heads[auto_class])) for row in rows}
+        table = getattr(module, auto_class)._model_mapping
+        table._extra_content = LateEntries(table._extra_content, late)
+
+
+def add_image_processors(module) -> None:
+    """Add the processor of images to AutoImageProcessor. module: transformers' image_processing_auto."""
+    from transformers.utils import is_vision_available
+
+    def classes() -> dict:
+        return {"pil": importlib.import_module(".image_processing", __package__).AnyformerImageProcessor}
+
+    if is_vision_available():  # without Pillow, models still take tensors
+        late = {row.config: (partial(row.load, row.config), classes) for row in FAMILIES.values() if row.of_images}
+        table = module.IMAGE_PROCESSOR_MAPPING
+        table._extra_content = LateEntries(table._extra_content, late)
+
+
+def add_backend(module) -> None:
+    """Add our attention backend for all models. module: transformers' modeling_utils, which has the registry."""
+    importlib.import_module(".kernels", __package__).register()
+
+
+def delta_kernels() -> dict:
+    """The kernels of delta nets by kind of attention, where flash-linear-attention is installed."""
+    return importlib.import_module(".attention_delta_fla", __package__).kernels()
+
+
+# {module of transformers: what to do once it is imported}.
+WHEN_IMPORTED = {
+    f"{AUTO}.configuration_auto": add_configs,
+    f"{AUTO}.modeling_auto": add_models,
+    f"{AUTO}.image_processing_auto": add_image_processors,
+    "transformers.modeling_utils": add_backend,
+}
+
+
+class Watch:
+    """A finder of modules that lets the usual one find those of WHEN_IMPORTED, and acts once they have been run."""
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None):
+        spec = PathFinder.find_spec(name, path, target) if name in WHEN_IMPORTED else None
+        if spec is not None:
+            run = spec.loader.exec_module
+
+            def run_and_act(module) -> None:
+                run(module)
+                WHEN_IMPORTED[name](module)
+
+            spec.loader.exec_module = run_and_act
+        return spec
+
+
+def register() -> None:
+    """Make AutoConfig, AutoModel, the Auto heads and AutoImageProcessor know every family, and all models our attention
+    backend. Safe to call more than once."""
+    if Watch in sys.meta_path:
         return
-    # Imported from its module: the name in `transformers` may be that of a dummy that asks for torchvision.
-    from transformers.models.auto.image_processing_auto import AutoImageProcessor  # transformers < 5.23
-
-    from .image_processing import AnyformerImageProcessor
-
-    classes = {"pil": AnyformerImageProcessor}
-    AutoImageProcessor.register(config_class, image_processor_classes=classes, exist_ok=True)
+    RULES.update(delta_kernels=delta_kernels)
+    sys.meta_path.insert(0, Watch)
+    for name, act in WHEN_IMPORTED.items():
+        if name in sys.modules:
+            act(sys.modules[name])

@@ -6,10 +6,7 @@ Shapes as in attention.py.
 import torch
 from torch import nn
 
-from .traits import implementation, implements
 
-
-@implements("scores", "biases")
 def score_biases(scheme, x_BTD, batch, names, kinds, config) -> list[dict]:
     """Each layer's keyword argument with its (B, H, T, S) bias; caches of different kinds differ in their keys.
 
@@ -32,8 +29,7 @@ def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
     if batch.distances is not None and name in batch.distances:
         return batch.distances[name]
     if kind.traits.segments:
-        attention = implementation("attention", name, kind.traits.module)
-        return attention.block_distances(kind.traits.lookback(config), length, config.segment_length, device)
+        return kind.attention.block_distances(kind.traits.lookback(config), length, config.segment_length, device)
     past, keys, first_key = 0, length, 0
     if cache is not None:
         past = cache.get_seq_length(kind.index)
@@ -42,7 +38,6 @@ def distances_of(name: str, kind, batch, x_BTD, config) -> torch.Tensor:
     return query_index[:, None] - (torch.arange(keys, device=device) + first_key)[None, :]
 
 
-@implements("scores", "folded")
 def fold_masks(per_layer: list[dict], is_causal: bool) -> list[dict]:
     """Masks and score biases as one tensor, made once for all layers that share them."""
     pairs, folded = [], []

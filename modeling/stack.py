@@ -25,7 +25,7 @@ from .positions import (
     apply_positions,
     build_positions,
 )
-from .traits import POSITION_SCHEMES, block_forms, implementation
+from .traits import FOLDED_MASKS, POSITION_SCHEMES, SCORE_BIASES, block_forms
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
@@ -61,17 +61,17 @@ class TransformerStack:
     and `attention_mask` say. With a cache passed in, `position_ids` are positions only.
     """
 
-    positions_role = "position"  # a role in traits.py; "patch position" for images
+    of_patches = False  # whether positions are those of the patches of an image
 
     def build_stack(self, config, cross_attention: bool = False) -> None:
         groups = getattr(config, "num_hidden_groups", None) or config.num_hidden_layers
         width = getattr(config, "embedding_size", None) or config.hidden_size
-        positions = build_positions(config, self.positions_role)
+        positions = build_positions(config, self.of_patches)
         # Libraries look for a rotary module under this name; weights of the other schemes are saved under ours.
         self.positions_name = "rotary_emb" if isinstance(positions, ROTARY) else "position_encoding"
         setattr(self, self.positions_name, positions)
         biased = POSITION_SCHEMES[config.position_encoding].acts_on == "scores"
-        self.fold_masks = implementation("scores", "folded", "score_bias") if biased else None
+        self.score_biases, self.fold_masks = (SCORE_BIASES.load(), FOLDED_MASKS.load()) if biased else (None, None)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else None
         self.dropout = nn.Dropout(config.hidden_dropout)
         # One block for each layer, or for each group of layers that share it.
@@ -149,7 +149,9 @@ class TransformerStack:
             x_BTE = x_BTE * self.config.embedding_multiplier
         masks, seen = self.build_masks(x_BTE, batch)
         names = self.attention_kinds
-        x_BTE, per_layer = apply_positions(self.positions, x_BTE, batch, names, self.layer_kinds, self.config)
+        x_BTE, per_layer = apply_positions(
+            self.positions, x_BTE, batch, names, self.layer_kinds, self.config, self.score_biases
+        )
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **arguments} for kind, arguments in zip(names, per_layer)]
         # transformers' attention over paged caches drops a score bias that comes beside a mask.  # transformers < 5.23

@@ -1,8 +1,8 @@
-"""Position schemes, kinds of attention and feed-forwards: one row of properties each.
+"""The parts of models: position schemes, kinds of attention, norms, blocks, feed-forwards and options, one row each.
 
-Standard library only: rules, configs and listings read these rows before torch is imported. The torch classes stand in
-other files, which register them here with `implements`; `implementation` looks them up, and imports their file when a
-config first needs one. Rows say what a model needs; the package's rules/kinds.py adds the rest.
+Standard library only: rules, configs and listings read these rows before torch is imported. A row names the file and
+the class of a part, which are imported when a config first needs them: see `PARTS`. Rows say what a model needs; the
+package's rules/kinds.py adds the rest.
 
 Another package adds a scheme or kind by one call of `register_position_scheme` or `register_attention_kind`. A run
 saves its code with the model (pipelines/storage/plugin_code.py); with anyformer installed, call it before loading.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 PLAIN = "full_attention"  # the default kind
 STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a fixed size
 
-# Functions that the package's rules/ enters by name, for configs to call. Empty in the code of a saved folder.
+# Functions of the installed package, for configs and layers to call by name. Empty in the code of a saved folder.
 RULES: dict[str, Callable] = {}
 
 # (is this config illegal?, the sentence a user reads)
@@ -23,8 +23,35 @@ Rule = tuple[Callable[..., bool], Callable[..., str]]
 
 
 @dataclass(frozen=True)
-class Scheme:
-    """A position scheme: a value of `position_encoding`.
+class Part:
+    """A part that not every model has: a class or function of this folder, saved with the models that have the part.
+
+    A model on the Hub has the file because its family's file imports it, or because it was saved, too: see `files_of`.
+    """
+
+    code: str | None = None  # "file.Name"; None: a part of all models' files, or nothing but config fields
+    fields: tuple[str, ...] = field(default=(), kw_only=True)  # config fields that only such parts read
+    given: Callable | None = field(default=None, kw_only=True)  # a plug-in's class or function, in place of a name
+
+    def load(self) -> Callable | None:
+        """The class or function; None for a part that has none.
+
+        Raises ImportError where a folder from the Hub, made for another config, lacks the file.
+        """
+        if self.code is None:
+            return self.given
+        file, name = self.code.split(".")
+        try:
+            return getattr(importlib.import_module(f".{file}", __package__), name)
+        except ModuleNotFoundError as error:
+            if not str(error.name).endswith(f".{file}"):
+                raise
+            raise ImportError(f"{name} needs {file}.py, which this model's folder does not have") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme(Part):
+    """A position scheme: a value of `position_encoding`. Its class makes the module of all layers from a config.
 
     acts_on: what its module computes, once per forward pass.
         "embeddings"  forward(x, position_ids) -> (B or 1, T, D), added where `position_at` says
@@ -33,18 +60,18 @@ class Scheme:
         "scores"      forward(x, distances (T, S)) -> (H, T, S), added to the attention scores of every layer; a
                       distance is the query's index minus the key's, which packing and padding leave as it is
         "attention"   forward(x) -> values of the keyword arguments that its `arguments` names, for the scheme's
-                      attention class, in the role "scheme attention"
+                      `attention`
         None          nothing
     """
 
     acts_on: str | None
+    attention: Part | None = None  # the class of attention of all layers
+    patches: Part | None = None  # what makes the module of a vision transformer
     splits_heads: bool = True  # tensor parallelism can split the heads
-    module: str = "positions"  # the file of this folder that has its class
     # The fields below are read by rules, listings and plans; rules/kinds.py fills them in for our schemes.
     absolute: bool = False  # it encodes indices in a row, not distances
     bidirectional: bool = False  # it needs tokens that see later tokens
     plane: bool = False  # it has a form for patches, which lie in a plane
-    fields: tuple[str, ...] = ()  # config fields that it reads; other schemes may read them, too
     rules: tuple[Rule, ...] = ()  # refusals of configs with this scheme
     plane_rules: tuple[Rule, ...] = ()  # refusals of vision transformers with it
 
@@ -54,9 +81,10 @@ class Scheme:
         return self.acts_on in ("scores", "attention")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of attention: a name in `attention_pattern`."""
+@dataclass(frozen=True, kw_only=True)
+class Kind(Part):
+    """A kind of attention: a name in `attention_pattern`. With `own_scores` the part is a class of attention, else it
+    makes a mask function from a config, or is none."""
 
     families: Collection[str] = ()  # the model types that have it
     needs: dict[str, str] = field(default_factory=dict)  # {config field it cannot be without: what that field means}
@@ -70,11 +98,10 @@ class Kind:
     separable: bool = False  # packed documents can be attended one by one
     segments: bool = False  # it attends block by block
     global_tokens: bool = False  # some tokens see all
-    own_scores: bool = False  # a class computes it (role "attention"), not a mask (role "mask")
+    own_scores: bool = False  # a class computes it, not a mask
     splits_heads: bool = True  # tensor parallelism can split the heads
     own_gate: bool = False  # its class gates the attention output by itself
     sizes: dict[str, str] = field(default_factory=dict)  # {config field: the field whose value it takes where null}
-    module: str | None = None  # the file of this folder that has its class
     # Rules and plans read these, families, needs and companions; rules/kinds.py fills them in for the kinds below.
     state_values: Callable[..., int] | None = None  # config -> fp32 numbers in a layer's states, for one row
     rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
@@ -85,34 +112,17 @@ class Kind:
         return self.layer_type == STATE_LAYER_TYPE
 
 
-@dataclass(frozen=True)
-class FeedForward:
-    """gated: whether a gate projection stands beside the up projection. module, experts: files of its classes."""
+@dataclass(frozen=True, kw_only=True)
+class FeedForward(Part):
+    """A feed-forward: a value of `mlp_type`."""
 
-    gated: bool
-    module: str = "block"
-    experts: str = "experts"
+    gated: bool  # a gate projection stands beside the up projection
+    experts: Part  # the class of as many of them as a layer has experts
 
 
-MLP_TYPES = {"mlp": FeedForward(gated=False), "glu": FeedForward(gated=True)}
-MLP_TYPES["clamped_glu"] = FeedForward(gated=True, module="glu_clamped", experts="experts_clamped")
-# Values of `norm_type`, `norm_position` and `block`: the file of this folder that has their class.
-NORM_TYPES = {"layernorm": "block", "rmsnorm": "block", "rmsnorm_zero_centered": "norm_zero_centered"}
-NORM_POSITIONS = {"pre": "block", "post": "block", "both": "block_norms", "inside": "block_norms"}
-BLOCKS = {"sequential": "block", "parallel": "block_parallel"}
-BLOCK_FORMS = NORM_POSITIONS | BLOCKS
-# {config field that gives all layers another class of attention: the file of that class}.
-ATTENTION_PARTS = {"attention_sinks": "attention_sinks", "differential_attention": "attention_differential"}
-POSITION_SCHEMES = {
-    "none": Scheme(acts_on=None),
-    "learned": Scheme(acts_on="embeddings", module="positions_absolute"),
-    "sinusoidal": Scheme(acts_on="embeddings", module="positions_absolute"),
-    "rotary": Scheme(acts_on="rotation"),
-    "alibi": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
-    "relative": Scheme(acts_on="scores", splits_heads=False, module="positions_scores"),
-    "disentangled": Scheme(acts_on="attention", splits_heads=False, module="attention_disentangled"),
-}
 DELTA = Kind(
+    "attention_delta.GatedDeltaNet",
+    fields=("linear_conv_kernel_dim",),
     layer_type=STATE_LAYER_TYPE,
     lookback=lambda c: 0,
     flash=True,
@@ -126,83 +136,164 @@ DELTA = Kind(
         "linear_value_head_dim": "linear_key_head_dim",
         "linear_norm_eps": "norm_eps",
     },
-    module="attention_delta",
 )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The table of parts: for each config field that chooses one, {its value: row}."""
+
+    position_encoding: dict[str, Scheme]
+    attention_pattern: dict[str, Kind]
+    norm_type: dict[str, Part]
+    norm_position: dict[str, Part]  # of sequential blocks
+    block: dict[str, Part]
+    mlp_type: dict[str, FeedForward]
+    attention_class: dict[str, Part]  # {field that gives all layers another class of attention: row}
+    options: dict[str, Part]  # {field that, if set, adds something: row}
+
+
+OF_DISENTANGLED = ("pos_att_type", "share_att_key", "position_buckets", "max_relative_positions")
+OF_DISENTANGLED += ("relative_embedding_norm",)
+POSITION_SCHEMES = {
+    "none": Scheme(acts_on=None),
+    "learned": Scheme(
+        "positions_absolute.LearnedPositions",
+        acts_on="embeddings",
+        patches=Part("positions_2d.LearnedPatchPositions"),
+        fields=("max_position_embeddings", "position_offset", "position_at"),
+    ),
+    "sinusoidal": Scheme(
+        "positions_absolute.SinusoidalPositions",
+        acts_on="embeddings",
+        patches=Part("positions_2d.SinusoidalPatchPositions"),
+        fields=("position_at",),
+    ),
+    "rotary": Scheme(
+        "positions.rotary_positions",
+        acts_on="rotation",
+        patches=Part("positions_2d.RotaryPatchPositions"),
+        fields=("rope_parameters", "max_position_embeddings", "no_rope_layers"),
+    ),
+    "alibi": Scheme("positions_scores.AlibiBias", acts_on="scores", splits_heads=False, fields=("alibi_bias_max",)),
+    "relative": Scheme(
+        "positions_scores.relative_positions",
+        acts_on="scores",
+        splits_heads=False,
+        fields=("relative_attention_num_buckets", "relative_attention_max_distance", "relative_attention_shared"),
+    ),
+    "disentangled": Scheme(
+        "attention_disentangled.DisentangledPositions",
+        acts_on="attention",
+        attention=Part("attention_disentangled.DisentangledAttention"),
+        splits_heads=False,
+        fields=OF_DISENTANGLED,
+    ),
+}
 ATTENTION_KINDS = {
     PLAIN: Kind(flash=True, separable=True),
     "sliding_attention": Kind(layer_type="sliding_attention", windowed=True, flash=True, separable=True),
     # Any past token may be needed again: nothing can leave the cache.
-    "strided_attention": Kind(module="attention_strided"),
+    "strided_attention": Kind("attention_strided.strided_mask_function"),
     "chunked_attention": Kind(
-        layer_type="chunked_attention", lookback=lambda c: c.attention_chunk_size, module="attention_chunks"
+        "attention_chunks.chunked_mask_function",
+        layer_type="chunked_attention",
+        lookback=lambda c: c.attention_chunk_size,
     ),
-    "block_sparse_attention": Kind(module="attention_blocks"),
+    "block_sparse_attention": Kind(
+        "attention_blocks.block_sparse_mask_function", fields=("num_local_blocks", "num_sink_blocks")
+    ),
     "local_global_attention": Kind(
-        windowed=True, global_tokens=True, own_scores=True, splits_heads=False, module="attention_local_global"
+        "attention_local_global.LocalGlobalAttention",
+        windowed=True,
+        global_tokens=True,
+        own_scores=True,
+        splits_heads=False,
     ),
     "latent_attention": Kind(
+        "attention_latent.LatentAttention",
+        fields=("rope_interleave",),
         implied_by="kv_lora_rank",
         cache_values=lambda c: c.kv_lora_rank + c.qk_rope_head_dim,
         flash=True,
         own_scores=True,
         splits_heads=False,
-        module="attention_latent",
     ),
     "linear_attention": Kind(
-        layer_type=STATE_LAYER_TYPE, lookback=lambda c: 0, flash=True, own_scores=True, module="attention_linear"
+        "attention_linear.LinearAttention",
+        layer_type=STATE_LAYER_TYPE,
+        lookback=lambda c: 0,
+        flash=True,
+        own_scores=True,
     ),
     "gated_delta_attention": DELTA,
-    "kimi_delta_attention": replace(DELTA, module="attention_kimi_delta"),
-    "mamba2_attention": replace(DELTA, module="attention_ssm"),
+    "kimi_delta_attention": replace(DELTA, code="attention_kimi_delta.KimiDeltaAttention"),
+    "mamba2_attention": replace(DELTA, code="attention_ssm.StateSpace"),
     "compressive_attention": Kind(
+        "attention_recurrent.CompressiveAttention",
         layer_type=STATE_LAYER_TYPE,
         lookback=lambda c: c.segment_length,
         segments=True,
         own_scores=True,
         splits_heads=False,
-        module="attention_recurrent",
     ),
     "recurrent_attention": Kind(
+        "attention_recurrent.RecurrentAttention",
         layer_type=STATE_LAYER_TYPE,
         implied_by="memory_length",
         lookback=lambda c: c.segment_length + c.memory_length,
         segments=True,
         own_scores=True,
-        module="attention_recurrent",
     ),
 }
-
-# (role, name) -> class or function; roles: "position", "patch position", "scheme attention", "attention", "mask",
-# "feed forward", "experts", "norm", "block", "attention gate", "attention part", "attention scales",
-# "cross attention", "tokens ahead".
-_implementations: dict[tuple[str, str], Callable] = {}
-
-
-def implements(role: str, *names: str):
-    """Decorator: register a class or function for a role and each of `names`."""
-
-    def enter(thing):
-        _implementations.update({(role, name): thing for name in names})
-        return thing
-
-    return enter
-
-
-def implementation(role: str, name: str, module: str | None = None) -> Callable | None:
-    """The class or function of a role and name, or None. `module`: the file of this folder that registers it.
-
-    A model on the Hub has that file because its family's file imports it, or because it was saved, too: see `parts_of`.
-
-    Raises ImportError where a folder from the Hub, made for another config, lacks the file.
-    """
-    if module is not None and (role, name) not in _implementations:
-        try:
-            importlib.import_module(f".{module}", __package__)
-        except ModuleNotFoundError as error:
-            if not str(error.name).endswith(f".{module}"):
-                raise
-            raise ImportError(f"{name!r} needs {module}.py, which this model's folder does not have") from error
-    return _implementations.get((role, name))
+PARTS = Parts(
+    position_encoding=POSITION_SCHEMES,
+    attention_pattern=ATTENTION_KINDS,
+    norm_type={
+        "layernorm": Part(fields=("norm_bias",)),
+        "rmsnorm": Part(),
+        "rmsnorm_zero_centered": Part("norm_zero_centered.ZeroCenteredRMSNorm"),
+    },
+    norm_position={
+        "pre": Part("block.TransformerBlock", fields=("norm_position",)),
+        "post": Part("block.TransformerBlock", fields=("norm_position",)),
+        "both": Part("block_norms.SandwichBlock", fields=("norm_position",)),
+        "inside": Part("block_norms.InsideNormBlock", fields=("norm_position",)),
+    },
+    block={"sequential": Part(), "parallel": Part("block_parallel.ParallelBlock")},
+    mlp_type={
+        "mlp": FeedForward("block.MLP", gated=False, experts=Part("experts.PlainExperts")),
+        "glu": FeedForward("block.GatedMLP", gated=True, experts=Part("experts.GatedExperts")),
+        "clamped_glu": FeedForward(
+            "glu_clamped.ClampedMLP",
+            gated=True,
+            experts=Part("experts_clamped.ClampedExperts"),
+            fields=("swiglu_limit", "swiglu_alpha"),
+        ),
+    },
+    attention_class={
+        "attention_sinks": Part("attention_sinks.SinkAttention"),
+        "differential_attention": Part("attention_differential.DifferentialAttention", fields=("lambda_std_dev",)),
+    },
+    options={
+        "attention_gate": Part("attention_gate.OutputGate"),
+        "value_residual": Part("attention_values.ValueResidual"),
+        "attn_temperature_tuning": Part("attention_scales.QueryAndKeyScales", fields=("floor_scale", "attn_scale")),
+        "qk_l2_norm": Part("attention_scales.QueryAndKeyScales"),
+        "add_cross_attention": Part("attention_cross.read_encoder"),
+        "num_nextn_predict_layers": Part("multi_token.MultiTokenPrediction", fields=("mtp_loss_coef",)),
+        "num_experts": Part(fields=("num_experts_per_tok", "router_scoring", "norm_topk_prob", "router_aux_loss_coef")),
+        "conv_kernel_size": Part(fields=("conv_act",)),
+        "head_transform": Part(fields=("head_bias",)),
+        "task_head_transform": Part(fields=("head_bias",)),
+        "pooler_act": Part(fields=("pooler_output_size",)),
+    },
+)
+# Where position embeddings are added to queries and keys, all layers have this class of attention.
+AT_QUERIES_KEYS = Part("attention_positions.AttentionWithPositions")
+SPARSE = Part("experts.SparseMLP")  # the feed-forward of a layer with experts
+# Of all schemes that act on scores.
+SCORE_BIASES, FOLDED_MASKS = Part("score_bias.score_biases"), Part("score_bias.fold_masks")
 
 
 def register_position_scheme(name: str, scheme: Scheme, make: Callable, patches: Callable | None = None) -> None:
@@ -211,10 +302,7 @@ def register_position_scheme(name: str, scheme: Scheme, make: Callable, patches:
     make: config -> module whose forward is what `scheme.acts_on` says; patches: the same for vision transformers.
     The scheme's own config fields are keyword arguments like any other, once they are named in `scheme.fields`.
     """
-    POSITION_SCHEMES[name] = scheme
-    implements("position", name)(make)
-    if patches is not None:
-        implements("patch position", name)(patches)
+    POSITION_SCHEMES[name] = replace(scheme, given=make, patches=patches and Part(given=patches))
 
 
 def register_attention_kind(name: str, kind: Kind, make: Callable | None = None, mask: Callable | None = None) -> None:
@@ -224,11 +312,7 @@ def register_attention_kind(name: str, kind: Kind, make: Callable | None = None,
     transformers.masking_utils; the future, padding and other documents are hidden anyway. make: (config, layer_idx)
     -> a subclass of attention.Attention, with `own_scores=True`. `kind.needs` may name fields that no config has.
     """
-    ATTENTION_KINDS[name] = kind
-    if make is not None:
-        implements("attention", name)(make)
-    if mask is not None:
-        implements("mask", name)(mask)
+    ATTENTION_KINDS[name] = replace(kind, given=make or mask)
 
 
 def implied_kind(c) -> str | None:
@@ -271,9 +355,14 @@ def mlp_kinds(c) -> list[str]:
 
 
 def block_forms(c) -> list[str]:
-    """The residual form of each layer: the name of its class in the role "block"."""
+    """The residual form of each layer: a value of `norm_position`, or of `block`."""
     form = c.norm_position if c.block == "sequential" else c.block
     return [form[kind] if isinstance(form, dict) else form for kind in attention_kinds(c)]
+
+
+def block_part(form: str) -> Part:
+    """The row of a residual form."""
+    return PARTS.norm_position.get(form) or PARTS.block[form]
 
 
 def has_scales(c) -> bool:
@@ -281,21 +370,31 @@ def has_scales(c) -> bool:
     return getattr(c, "attn_temperature_tuning", False) or getattr(c, "qk_l2_norm", False)
 
 
-def parts_of(c) -> list[str]:
-    """The files of this folder with the classes that a config's schemes, kinds of attention and blocks need."""
-    modules = [ATTENTION_KINDS[kind].module for kind in attention_kinds(c)]
-    modules += [BLOCK_FORMS[form] for form in block_forms(c)]
-    modules += [POSITION_SCHEMES[c.position_encoding].module, NORM_TYPES[c.norm_type]]
-    modules += ["attention_gate"] if c.attention_gate is not None else []
-    modules += ["attention_values"] if getattr(c, "value_residual", False) else []
-    modules += [module for part, module in ATTENTION_PARTS.items() if getattr(c, part, False)]
-    modules += [MLP_TYPES[c.mlp_type].module] + ([MLP_TYPES[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else [])
-    modules += ["attention_scales"] if has_scales(c) else []
-    modules += ["attention_positions"] if c.position_at == "queries_keys" else []
-    modules += ["score_bias"] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
-    modules += ["attention_cross"] if getattr(c, "add_cross_attention", False) else []
-    modules += ["multi_token"] if getattr(c, "num_nextn_predict_layers", 0) else []
-    return [module for module in dict.fromkeys(modules) if module is not None]
+def parts_of(c) -> list[Part]:
+    """The rows of the parts that a config's model has."""
+    parts: list[Part] = [ATTENTION_KINDS[kind] for kind in attention_kinds(c)]
+    parts += [block_part(form) for form in block_forms(c)]
+    parts += [POSITION_SCHEMES[c.position_encoding], PARTS.norm_type[c.norm_type], PARTS.mlp_type[c.mlp_type]]
+    chosen = PARTS.attention_class | PARTS.options
+    parts += [part for name, part in chosen.items() if getattr(c, name, None)]
+    patches = POSITION_SCHEMES[c.position_encoding].patches
+    parts += [patches] if patches is not None and hasattr(c, "patch_size") else []
+    parts += [PARTS.mlp_type[c.mlp_type].experts] if "sparse" in mlp_kinds(c) else []
+    parts += [AT_QUERIES_KEYS] if c.position_at == "queries_keys" else []
+    parts += [SCORE_BIASES] if POSITION_SCHEMES[c.position_encoding].acts_on == "scores" else []
+    return parts
+
+
+def files_of(c) -> list[str]:
+    """The files of this folder that a config's model needs beside those that every model of its family imports."""
+    return list(dict.fromkeys(part.code.split(".")[0] for part in parts_of(c) if part.code is not None))
+
+
+def fields_of_others(c) -> set[str]:
+    """Config fields that only parts read which the model has not; those that are off by default need no row."""
+    rows = [row for rows in vars(PARTS).values() for row in rows.values()]
+    fields = {name for row in rows for name in row.fields} - {"max_position_embeddings"}  # of texts, not only of a part
+    return fields - {name for part in parts_of(c) for name in part.fields}
 
 
 def image_sides(c) -> tuple[int, ...]:

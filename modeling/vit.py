@@ -47,7 +47,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
     `use_mask_token`: whether patches can be masked.
     """
 
-    positions_role = "patch position"
+    of_patches = True
 
     def __init__(self, config: AnyformerViTConfig, add_pooling_layer: bool | None = None, use_mask_token: bool = False):
         super().__init__(config)

@@ -108,9 +108,6 @@ def load_writer(name_or_path: str, trust_remote_code: bool = False, attention: s
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.utils import logging
 
-    import anyformer
-
-    anyformer.register()
     logging.disable_progress_bar()
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     try:

@@ -19,8 +19,6 @@ DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
 from anyformer.pipelines.recipes.introspection import family_names  # noqa: E402
 
-import anyformer_main  # noqa: E402, F401  (should come first: then `anyformer` does not import torch)
-
 NOTEBOOKS = ROOT / "notebooks"
 # Files and folders of the repository that pages link to -> the pages of the site that take their place.
 INCLUDED = {

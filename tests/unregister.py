@@ -7,5 +7,3 @@ def unregister(name: str) -> None:
     """Take back what `register_position_scheme` or `register_attention_kind` added under a name."""
     traits.POSITION_SCHEMES.pop(name, None)
     traits.ATTENTION_KINDS.pop(name, None)
-    for key in [key for key in traits._implementations if key[1] == name]:
-        del traits._implementations[key]

@@ -4,8 +4,8 @@ They are chosen by name, `attn_implementation="anyformer"`. This folder does not
 sdpa where the package is absent.
 """
 
-from transformers import MODEL_MAPPING, AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
 
 from .tiles import supports_sdpa, tiles_attention, tiles_mask
 
@@ -20,6 +20,8 @@ def register() -> None:
 
 def computes(config_class: type) -> bool:
     """Whether transformers' class of a config is known to compute its attention by a backend, and to run under sdpa."""
+    from transformers import MODEL_MAPPING
+
     try:
         return config_class in MODEL_MAPPING and supports_sdpa(config_class)
     except ValueError:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
@@ -103,6 +102,8 @@ def tiles_mask(
 @torch.compiler.assume_constant_result  # depends on classes only; graphs need not trace transformers' tables
 def supports_sdpa(config_class: type) -> bool:
     """Whether transformers' class of a config runs under sdpa. Raises ValueError where it takes no backends."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING  # late: kernels/ is loaded before these tables
+
     mapped = MODEL_MAPPING.get(config_class, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, ())
     classes = mapped if isinstance(mapped, tuple) else (mapped,)
     for model_class in classes:

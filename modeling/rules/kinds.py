@@ -100,11 +100,9 @@ OF_SCHEMES = {
     "learned": dict(
         absolute=True,
         plane=True,
-        fields=("max_position_embeddings", "position_offset", "position_at"),
     ),
     "sinusoidal": dict(
         absolute=True,
-        fields=("position_at",),
         plane=True,
         plane_rules=(
             (
@@ -118,7 +116,6 @@ OF_SCHEMES = {
     ),
     "rotary": dict(
         plane=True,
-        fields=("rope_parameters", "max_position_embeddings", "no_rope_layers"),
         plane_rules=(
             (
                 lambda c: _plane_rope_type(c) != "default",
@@ -136,9 +133,7 @@ OF_SCHEMES = {
             ),
         ),
     ),
-    "alibi": dict(fields=("alibi_bias_max",)),
     "relative": dict(
-        fields=("relative_attention_num_buckets", "relative_attention_max_distance", "relative_attention_shared"),
         rules=(
             (
                 _too_few_buckets,
@@ -152,13 +147,6 @@ OF_SCHEMES = {
     ),
     "disentangled": dict(
         bidirectional=True,
-        fields=(
-            "pos_att_type",
-            "share_att_key",
-            "position_buckets",
-            "max_relative_positions",
-            "relative_embedding_norm",
-        ),
     ),
 }
 OF_KINDS = {

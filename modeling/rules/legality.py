@@ -9,8 +9,7 @@ import math
 from ..families import DECODER, ENCODER, FAMILIES, SEQ2SEQ, VIT
 from ..traits import (
     ATTENTION_KINDS,
-    MLP_TYPES,
-    NORM_TYPES,
+    PARTS,
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
@@ -85,14 +84,14 @@ def _divisors(number: int, near: int) -> str:
 
 def _residual_faults(c):
     yield from one_of(c, "position_encoding", POSITION_SCHEMES)
-    yield from one_of(c, "norm_type", NORM_TYPES)
+    yield from one_of(c, "norm_type", PARTS.norm_type)
     yield from block_faults(c)
     if getattr(c, "add_cross_attention", False) and c.block != "sequential":
         yield (
             f"add_cross_attention=True does not go with block={c.block!r}, which has no place between attention and "
             f"feed-forward; 'sequential' does"
         )
-    yield from one_of(c, "mlp_type", MLP_TYPES)
+    yield from one_of(c, "mlp_type", PARTS.mlp_type)
     if c.qk_norm_width and not c.qk_norm:
         yield "qk_norm_width=True says what qk_norm=True norms; set both, or neither"
     if c.fan_in_init and c.initializer_range != INITIALIZER_RANGE:

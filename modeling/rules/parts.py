@@ -5,9 +5,7 @@ Standard library only. `..._faults` are generators of sentences, as in legality.
 
 from ..traits import (
     ATTENTION_KINDS,
-    ATTENTION_PARTS,
-    BLOCKS,
-    NORM_POSITIONS,
+    PARTS,
     POSITION_SCHEMES,
     attention_kinds,
     cache_type,
@@ -34,7 +32,7 @@ def one_of(c, name: str, values):
 def block_faults(c):
     """One sentence for each setting of the residual form that no block has."""
     yield from _norm_positions(c)
-    yield from one_of(c, "block", BLOCKS)
+    yield from one_of(c, "block", PARTS.block)
     if c.block == "parallel" and c.norm_position != "pre":
         yield (
             f"norm_position={c.norm_position!r} does not go with block='parallel', whose norms are before both parts; "
@@ -53,8 +51,8 @@ def _norm_positions(c):
         field = "norm_position" if kind is None else f"norm_position.{kind}"
         if kind is not None and kind not in used:
             yield f"{field}={form!r} is read by no layer; layers of this model are {', '.join(used)}"
-        if form not in NORM_POSITIONS:
-            yield f"{field}={form!r} is not known; known: {', '.join(NORM_POSITIONS)}"
+        if form not in PARTS.norm_position:
+            yield f"{field}={form!r} is not known; known: {', '.join(PARTS.norm_position)}"
     missing = [kind for kind in used if isinstance(forms, dict) and kind not in forms]
     if missing:
         yield f"norm_position has no entry for {missing[0]!r}, which layers of this model use"
@@ -218,7 +216,7 @@ def part_faults(c):
             f"{part}=True is a part of softmax attention over tokens, and {special[0]} is computed "
             f"by a class without; set {part}=False"
         )
-    classes = [f"{name}=True" for name in ATTENTION_PARTS if getattr(c, name, False)]
+    classes = [f"{name}=True" for name in PARTS.attention_class if getattr(c, name, False)]
     classes += [f"position_at={c.position_at!r}"] if c.position_at == "queries_keys" else []
     if len(classes) > 1:
         yield f"{' and '.join(classes)} are two classes of attention; set one of them"

@@ -10,8 +10,6 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.lm_head import CHUNK_BYTES, CHUNK_SHARE
 from anyformer.modeling.traits import PLAIN, attention_kinds
 
-import anyformer
-
 from ..errors import UserError
 from ..interop.matching import our_config
 from ..objectives.base import Objective
@@ -183,7 +181,6 @@ def plan_run(
     check_stage(stage, recipe.training.optim)
     objective, section, notes = objective_of(recipe), recipe.training, []
     check_devices(section.parallelism, devices)
-    anyformer.register()
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
     cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
     step = step_memory(recipe, objective, model, devices, notes)

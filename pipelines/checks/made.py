@@ -7,8 +7,6 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING
 
-import anyformer
-
 from ..accounting.step_memory import planned_config
 from ..adapters import load_config
 from ..errors import UserError, did_you_mean, loading
@@ -30,7 +28,6 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
     Raises:
         UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
     """
-    anyformer.register()
     if not Path(name).expanduser().is_dir() and is_recipe(name):
         if real:
             raise UserError(f"--real asks for weights, which {name!r}, a recipe or preset, has none of; name a folder")

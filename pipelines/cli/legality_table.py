@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from anyformer.modeling.rules.legality import check_legal
-from anyformer.modeling.traits import ATTENTION_KINDS, MLP_TYPES, NORM_POSITIONS, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, PARTS, POSITION_SCHEMES
 
 from ..recipes import introspection
 
 FEED_FORWARDS = {
-    **{name: {"mlp_type": name, "num_experts": None} for name in MLP_TYPES},
-    **{f"{name} experts": {"mlp_type": name, "num_experts": 4} for name in MLP_TYPES},
+    **{name: {"mlp_type": name, "num_experts": None} for name in PARTS.mlp_type},
+    **{f"{name} experts": {"mlp_type": name, "num_experts": 4} for name in PARTS.mlp_type},
 }
 
 
@@ -36,7 +36,7 @@ class Cell:
 
 def cells(family: str, positions=POSITION_SCHEMES, kinds=ATTENTION_KINDS) -> Iterator[Cell]:
     """Every combination of a family, legal or not."""
-    for position, kind, norm, feed_forward in itertools.product(positions, kinds, NORM_POSITIONS, FEED_FORWARDS):
+    for position, kind, norm, feed_forward in itertools.product(positions, kinds, PARTS.norm_position, FEED_FORWARDS):
         fields = {"position_encoding": position, "norm_position": norm, "attention_pattern": [kind]}
         fields |= ATTENTION_KINDS[kind].companions | FEED_FORWARDS[feed_forward]
         yield Cell(family, position, kind, norm, feed_forward, fields, refusal(family, fields))

@@ -16,8 +16,6 @@ from typing import Any
 import transformers
 from torch.utils.data import Dataset, Subset
 
-import anyformer
-
 from ..adapters import load_config, load_model, weights_identity
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..data.rows import Rows
@@ -250,7 +248,6 @@ def with_examples(answers: list[dict], recipe: Recipe, asked: Callable[[], Itera
 
 def open_config(recipe: Recipe):
     """The checkpoint's config with the recipe's fields; raise UserError where it cannot be loaded."""
-    anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     source = recipe.model.name_or_path
     with loading(f"MODEL={source}"), errors_only():

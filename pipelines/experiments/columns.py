@@ -96,9 +96,6 @@ def measure_columns(names: list[str], folders: list[Path]) -> dict[Path, dict[st
     """The columns of finished runs; those that are not measured yet are, and written into the run's columns.json."""
     if not names:
         return {}
-    import anyformer
-
-    anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
     runs = {folder: read_run(folder, shown=False) for folder in folders}
     for name in names:

@@ -15,9 +15,7 @@ from .views import view_of_image, view_of_text
 
 def open_model(name: str, trust_remote_code: bool = False):
     """A model with the head that it was saved with, in evaluation mode. Raises UserError where it cannot be loaded."""
-    import anyformer
 
-    anyformer.register()
     # Errors only: an adapter's head is in its own file, which transformers reads afterwards.
     with loading(f"MODEL={name}"), errors_only():
         kind = class_of(name, load_config(name, trust_remote_code=trust_remote_code))
@@ -50,11 +48,9 @@ def inspect_model(
         layers: numbers of the layers whose maps the page holds; None: all.
         target: what an encoder-decoder writes; None: what it generates.
     """
-    import anyformer
 
     transformers.utils.logging.disable_progress_bar()
     name = locate_model(name)
-    anyformer.register()
     with loading(f"MODEL={name}"):
         reads_text = getattr(load_config(name, trust_remote_code=trust_remote_code), "patch_size", None) is None
     for text in [*shown, target or ""] if reads_text else ():

@@ -50,11 +50,9 @@ def convert(
     destination = destination_folder(destination)
     source = locate_model(str(source))
     refuse_adapter(source)
-    import anyformer
 
     from .conversion import from_native, load_config, load_model, to_native
 
-    anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     trust = {"trust_remote_code": trust_remote_code}
     if to in FAMILIES_MADE:

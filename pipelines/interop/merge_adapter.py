@@ -39,9 +39,7 @@ def merge(source: str, destination: str | os.PathLike, *, trust_remote_code: boo
     or not at all. Raises UserError as check_adapter does, and if adapter or base cannot be loaded.
     """
     destination = check_adapter(source, destination)
-    import anyformer
 
-    anyformer.register()
     transformers.utils.logging.disable_progress_bar()
     trust = {"trust_remote_code": trust_remote_code}
     try:

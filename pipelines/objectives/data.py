@@ -42,7 +42,6 @@ class ModelFacts:
     @cached_property
     def config(self) -> Any:
         """The checkpoint's config, or for fresh weights what the recipe says of one. Raises UserError if none loads."""
-        import anyformer
 
         from ..adapters import load_config
         from ..recipes.checks import config_namespace
@@ -50,7 +49,6 @@ class ModelFacts:
         name = self.recipe.model.name_or_path
         if name is None:
             return config_namespace(self.recipe)
-        anyformer.register()
         with loading(f"model.name_or_path={name!r}"):
             return load_config(name, trust_remote_code=self.recipe.trust_remote_code)
 

@@ -236,9 +236,7 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
 
     collate: a PairCollator.
     """
-    import anyformer
 
-    anyformer.register()
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}

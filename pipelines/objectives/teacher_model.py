@@ -7,8 +7,6 @@ from typing import Any
 import torch
 import transformers
 
-import anyformer
-
 from ..adapters import check_same_weights, is_adapter, load_config, load_model, weights_identity
 from ..data.account import Account
 from ..errors import UserError, loading
@@ -37,7 +35,6 @@ class Teacher:
         self.is_folder = Path(self.path).is_dir()
         if self.is_folder:
             open_model_folder(self.path).weight_files()
-        anyformer.register()
         with loading(self.words):
             self.config = load_config(self.path, trust_remote_code=trust_remote_code)
 

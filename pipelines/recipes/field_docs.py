@@ -10,7 +10,7 @@ from typing import Any, get_args, get_origin
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.rules import legality, parts
 from anyformer.modeling.rules.bounds import BOUNDS, SHARES
-from anyformer.modeling.traits import ATTENTION_KINDS, BLOCKS, MLP_TYPES, NORM_POSITIONS, NORM_TYPES, POSITION_SCHEMES
+from anyformer.modeling.traits import ATTENTION_KINDS, PARTS, POSITION_SCHEMES
 
 from ..plugins import OBJECTIVES
 from . import introspection
@@ -85,11 +85,11 @@ def _describe(cls: type, path: str) -> Iterator[FieldDoc]:
 
 
 CHOICES = {
-    "norm_type": NORM_TYPES,
-    "norm_position": NORM_POSITIONS,
-    "block": BLOCKS,
+    "norm_type": PARTS.norm_type,
+    "norm_position": PARTS.norm_position,
+    "block": PARTS.block,
     "attention_gate": parts.ATTENTION_GATES,
-    "mlp_type": MLP_TYPES,
+    "mlp_type": PARTS.mlp_type,
     "mlp_pattern": parts.MLP_KINDS,
     "mlp_layer_types": parts.MLP_KINDS,
     "router_scoring": parts.ROUTER_SCORINGS,

@@ -7,7 +7,6 @@ FORMATS = {"onnx": "model.onnx", "torch_export": "model.pt2"}  # the file in the
 
 def way_to_gguf(model: str) -> str:
     """The commands by which llama.cpp makes a file of a model; raises UserError where there is no native twin."""
-    import anyformer
 
     from ..adapters import load_config, refuse_adapter
     from ..generation import locate_model
@@ -16,7 +15,6 @@ def way_to_gguf(model: str) -> str:
 
     refuse_adapter(model)
     locate_model(model)
-    anyformer.register()
     with loading(f"MODEL={model}"):
         config = load_config(model)
     way = "python convert_hf_to_gguf.py {} --outfile model.gguf in its folder (see docs/serving.md)"

@@ -13,8 +13,6 @@ import torch
 import transformers
 from torch.utils._pytree import tree_leaves
 
-import anyformer
-
 from ..adapters import load_config, refuse_adapter
 from ..checks.inputs import pixels, text
 from ..errors import UserError, first_line, loading
@@ -48,7 +46,6 @@ def export(source: str, to: str, destination: str | os.PathLike, *, trust_remote
     """
     folder, source = destination_folder(destination, "--out"), locate_model(source)
     refuse_adapter(source)
-    anyformer.register()
     trust = {"trust_remote_code": trust_remote_code}
     with working("loading the weights"), silent(), loading(f"MODEL={source}"):
         cls = saved_class(load_config(source, **trust), f"MODEL={source}")

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from anyformer.modeling.rules.serving import VLLM, refusal
 
-import anyformer
-
 from ..adapters import load_config, refuse_adapter
 from ..errors import UserError, loading, need_package
 from ..generation import check_writes_text, locate_model
@@ -25,7 +23,6 @@ def server_command(source: str, host: str, port: int, *, trust_remote_code: bool
     Raises:
         UserError: no such model, one that writes no text or that neither can serve, or packages that are missing.
     """
-    anyformer.register()
     source = locate_model(source)
     refuse_adapter(source)
     with silent(), loading(f"MODEL={source}"):

@@ -9,15 +9,13 @@ import sys
 from pathlib import Path
 
 from anyformer.modeling.base import PLUGIN_CODE
-from anyformer.modeling.traits import implementation
+from anyformer.modeling.traits import parts_of
 
 from anyformer import modeling
 
 from ..errors import UserError
 from ..manifest import read_json
 from .atomic import write_atomically
-
-ROLES = ("position", "patch position", "scheme attention", "attention", "mask")
 
 
 def plugin_code(config) -> dict[str, str]:
@@ -27,11 +25,9 @@ def plugin_code(config) -> dict[str, str]:
     """
     if not hasattr(config, "attention_kinds"):  # a config of another library
         return {}
-    names = {config.position_encoding, *config.attention_kinds}
-    made = [implementation(role, name) for role in ROLES for name in names]
-    modules = {thing.__module__ for thing in made if thing is not None}
-    outside = [sys.modules[name] for name in sorted(modules) if not name.startswith(f"{modeling.__name__}.")]
-    files = [Path(module.__file__) for module in outside if getattr(module, "__file__", None)]
+    modules = {part.given.__module__ for part in parts_of(config) if part.given is not None}
+    plugins = [sys.modules[name] for name in sorted(modules)]
+    files = [Path(module.__file__) for module in plugins if getattr(module, "__file__", None)]
     return {file.name: _with_siblings(file) for file in files}
 
 

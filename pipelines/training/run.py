@@ -10,8 +10,6 @@ from pathlib import Path
 import transformers
 from transformers import set_seed
 
-import anyformer
-
 from ..adapters import check_same_weights
 from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
@@ -51,7 +49,6 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
         UserError: before training, for mistakes in recipe, data or folders; during it, for a full disk, a NaN loss or
             too little memory.
     """
-    anyformer.register()
     transformers.utils.logging.disable_progress_bar()  # "Writing model shards" would break our progress line
     began = time.monotonic() if began is None else began
     session = Session.of(recipe, began, quiet or dry_run, is_trial=dry_run)  # the engine

@@ -32,14 +32,13 @@ def parameters(model) -> int:
 
 def main() -> None:
     """Write a model without training that is as large as that of a run."""
-    import anyformer
+    import anyformer  # noqa: F401  (its models are registered)
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", help="where the model is written")
     parser.add_argument("--like", required=True, metavar="RUN", help="a finished run of image classification")
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args()
-    anyformer.register()
     like = AutoModelForImageClassification.from_pretrained(args.like)
     with torch.device("meta"):
         size = parameters(like)

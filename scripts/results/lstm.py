@@ -146,7 +146,7 @@ def width_of(parameters: int, vocabulary: int, layers: int) -> int:
 
 def main() -> None:
     """Write a model without training that is as large as that of a run."""
-    import anyformer
+    import anyformer  # noqa: F401  (its models are registered)
 
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", help="where the model is written")
@@ -154,7 +154,6 @@ def main() -> None:
     parser.add_argument("--num-hidden-layers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=42)
     args = parser.parse_args()
-    anyformer.register()
     tokenizer, like = AutoTokenizer.from_pretrained(args.like), AutoConfig.from_pretrained(args.like)
     classifies = like.architectures[0].endswith("ForSequenceClassification")
     kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from anyformer.modeling import attention_delta_fla, traits
+from anyformer.modeling import attention_delta, attention_delta_fla
 from anyformer.modeling.attention_delta import delta_rule
 from anyformer.modeling.attention_delta_fla import by_fla, fla_or_torch
 from family_variants import EXACT, ZOO, close, positions_of, tokens
@@ -95,7 +95,7 @@ def with_kernel(monkeypatch):
         return stand_in(q, *others, **how)
 
     def enter(kind):
-        monkeypatch.setitem(traits._implementations, ("delta rule", kind), partial(by_fla, run))
+        monkeypatch.setitem(attention_delta.KERNELS, kind, partial(by_fla, run))
         return seen
 
     return enter
@@ -140,9 +140,6 @@ def test_without_a_gpu_rows_are_left_to_torch(kind):
 
 
 def test_fla_is_entered_where_transformers_finds_it_and_nowhere_else(monkeypatch):
-    roles = [("delta rule", kind) for kind in WITH_KERNELS]
-    assert is_flash_linear_attention_available() == all(role in traits._implementations for role in roles)
-    monkeypatch.setattr(traits, "_implementations", {})
+    assert is_flash_linear_attention_available() == bool(attention_delta_fla.kernels())
     monkeypatch.setattr(attention_delta_fla, "is_flash_linear_attention_available", lambda: True)
-    attention_delta_fla.register()
-    assert list(traits._implementations) == roles
+    assert list(attention_delta_fla.kernels()) == list(WITH_KERNELS)

@@ -9,7 +9,7 @@ from anyformer.modeling.experts import TopKRouter, build_experts, within_capacit
 from anyformer.modeling.experts_bias import update_biases
 from anyformer.modeling.experts_grouped import IMPLEMENTATION
 from anyformer.modeling.experts_losses import load_balancing_loss, router_z_loss
-from anyformer.modeling.traits import MLP_TYPES
+from anyformer.modeling.traits import PARTS
 from family_variants import close
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ def computed(experts, implementation, x, index, weights) -> tuple:
 
 
 @given(
-    kind=st.sampled_from(sorted(MLP_TYPES)),
+    kind=st.sampled_from(sorted(PARTS.mlp_type)),
     biases=st.booleans(),
     tokens=st.integers(1, 40),
     num_experts=st.integers(1, 9),
