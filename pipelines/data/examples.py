@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..storage.cache import sha
-from ..storage.checksums import States, hashed_files
+from ..storage.contents import States, hashed_files
 from .account import Account
 from .documents import Corpus, Document
 from .reader import Example

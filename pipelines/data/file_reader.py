@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..storage.checksums import contents
+from ..storage.contents import contents
 from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..recipes.schema import DataSection
-from ..storage.checksums import content_hash, contents
+from ..storage.contents import content_hash, contents
 from ..words import counted
 from .account import Account
 from .example_splits import open_examples

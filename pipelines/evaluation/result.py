@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from ..adapters import check_same_weights
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..storage.record import Record, package_versions
@@ -48,8 +47,9 @@ def record_of(recipe: Recipe, weights: list, settings: dict | None = None) -> di
 
     Raises UserError where the model is no longer of these weights.
     """
-    check_same_weights(recipe.model.name_or_path, weights, "MODEL")
-    return replace(Record.now(None, recipe.to_dict() | {"settings": settings}), weights=weights).facts()
+    record = replace(Record.now(None, recipe.to_dict() | {"settings": settings}), weights=weights)
+    record.check_still(recipe.model.name_or_path, "MODEL")
+    return record.facts()
 
 
 def with_bounds(value: float, bounds: dict | None) -> str:

@@ -37,7 +37,7 @@ from ..plugins import objective_of
 from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
-from ..storage.checksums import States, check_unchanged, hashed_files
+from ..storage.contents import States, check_unchanged, hashed_files
 from ..storage.record import code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters import is_same_model, weights_identity
+from ..errors import UserError
 from ..manifest import sha
 from ..plugins import loaded_plugins
-from .checksums import content_hash
+from .contents import content_hash
 
 OF = "of"  # the key of a record in the JSON of its result
 RESULTS = ("metrics", "samples", "signatures")  # in run.json, of the finished model
@@ -56,6 +57,14 @@ class Record:
         kept = result.get(OF) if isinstance(result, dict) else None
         kept = kept if isinstance(kept, dict) else {}
         return cls(**{name: kept.get(name) for name in cls.__dataclass_fields__})
+
+    def check_still(self, name_or_path: str | Path, what: str) -> None:
+        """Raise UserError where a model's files have changed since this record of it was made, before it was read.
+
+        What is kept of the model would else lie under the identity of other files. what: the setting that names it.
+        """
+        if weights_identity(name_or_path) != self.weights:
+            raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
 
     def facts(self) -> dict[str, Any]:
         """{OF: the known parts}, for the JSON of the result."""

@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ...adapters import ADAPTER_CONFIG, is_same_model
+from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
 from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
@@ -148,7 +148,7 @@ class RunFolder:
             now = self.data.get(key)
             # A commit on the Hub may have changed the card alone: it counts only where the weights are read again.
             is_whole = name == "model" and self.recipe.training.lora is None and "@" in str(now)
-            if now is not None and not is_whole and not is_same_model(stored["data"].get(key), now):
+            if now is not None and not is_whole and Record(stored["data"].get(key)).differs_from(Record(now)):
                 where = getattr(self.recipe, name).name_or_path
                 yield f"the weights of {name}.name_or_path={where!r} have changed since"
         asked = rows_asked_for(stored["recipe"]) == rows_asked_for(self.recipe.to_dict())

@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from anyformer.pipelines.storage.model_folder import write_manifest
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 
@@ -95,12 +96,16 @@ DAMAGES = [
     ("config.json", other_setting),
     ("tokenizer_config.json", other_setting),
     ("tokenizer.json", Path.unlink),
+    ("chat_template.jinja", lambda file: file.write_text("{{ messages[0]['content'] }}")),
 ]
 
 
 @pytest.mark.parametrize("name, damage", DAMAGES)
 def test_every_command_names_the_file_of_a_model_that_was_not_saved_with_it(name, damage, place, command, capsys):
     run, recipe = place / "run", place / "tiny.yaml"
+    if not (run / name).is_file():
+        (run / name).write_text("{{ messages }}")
+        write_manifest(run)
     damage(run / name)
     (place / "rows.jsonl").write_text('{"text": "a"}\n')
     for words in (
@@ -116,6 +121,8 @@ def test_every_command_names_the_file_of_a_model_that_was_not_saved_with_it(name
         ("export", run, "--to", "torch_export", "--out", place / "exported"),
         ("inspect", run, "a text", "--out", place / "page.html"),
         ("check", run),
+        ("serve", run),
+        ("tokenizer", run, "a text"),
         ("publish", run, "me/mine", "--dry-run"),
     ):
         assert command(*words) == 2, words
