@@ -17,7 +17,6 @@ import torch
 import transformers
 from accelerate import PartialState
 
-from ..adapters import check_same_weights, weights_identity
 from ..data.account import CUT, READ_AS, Account
 from ..data.account_words import unusual
 from ..data.cells import IfThere
@@ -38,7 +37,7 @@ from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
 from ..storage.contents import States, check_unchanged, hashed_files
-from ..storage.record import code_identity
+from ..storage.record import Record, code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
@@ -52,8 +51,8 @@ NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in tran
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    answers: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
-    them. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
+    answers: reads the rows and answers them. wanted: the columns that it reads. model: its record, made before it is
+    read. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
     that hold nothing to answer. content: a hash of all that is read in them. account: of what came in.
     """
 
@@ -64,7 +63,7 @@ class Prediction:
     wanted: list[str]
     batch_size: int
     max_new_tokens: int | None
-    weights: list
+    model: Record
     files: States = field(default_factory=dict)
     total: int = 0
     empty: int = 0
@@ -82,7 +81,7 @@ class Prediction:
     def key(self) -> str:
         """A hash of the model, the rows, the settings and the code: of all on which the answers depend."""
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
-        return sha([self.weights, self.content, settings, code_identity()])
+        return sha([self.model.weights, self.content, settings, code_identity()])
 
     def read(self) -> None:
         """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
@@ -172,7 +171,7 @@ def prepare_prediction(
     named = Columns(columns or {})
     settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
     rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
-    weights = weights_identity(recipe.model.name_or_path)  # before anything of the model is loaded
+    record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])
     data = _data(recipe, config, available)
@@ -182,7 +181,7 @@ def prepare_prediction(
     if data.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, wanted, batch_size, max_new_tokens, weights)
+    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, wanted, batch_size, max_new_tokens, record)
     prediction.read()
     return prediction
 
@@ -271,5 +270,5 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
         if number in to_answer:
             answers = prediction.answered(finished, part)
             check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
-            check_same_weights(prediction.recipe.model.name_or_path, prediction.weights, "MODEL")
+            prediction.model.check_still(prediction.recipe.model.name_or_path, "MODEL")
             take(answers) if out is None else out.add(number, answers)

@@ -58,13 +58,18 @@ class Record:
         kept = kept if isinstance(kept, dict) else {}
         return cls(**{name: kept.get(name) for name in cls.__dataclass_fields__})
 
-    def check_still(self, name_or_path: str | Path, what: str) -> None:
-        """Raise UserError where a model's files have changed since this record of it was made, before it was read.
+    def check_still(
+        self, name_or_path: str | Path, what: str, settings: dict[str, Any] | None = None, alone: bool = False
+    ) -> None:
+        """Raise UserError where a model, or the data of `settings`, has changed since this record was made.
 
-        What is kept of the model would else lie under the identity of other files. what: the setting that names it.
+        It is made before they are read, and what is kept of them would else lie under the identity of other files.
+        what: the setting that names the model. alone: as weights_identity.
         """
-        if weights_identity(name_or_path) != self.weights:
+        if weights_identity(name_or_path, alone=alone) != self.weights:
             raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
+        if settings is not None and data_identity(settings) != self.data:
+            raise UserError("a file of the data was changed while it was read; start again once it is written")
 
     def facts(self) -> dict[str, Any]:
         """{OF: the known parts}, for the JSON of the result."""
@@ -129,7 +134,7 @@ def _hash_of_files(pattern: str) -> str | None:
             # Hidden files are written by programs that show or download a folder: .DS_Store, .cache.
             is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if file.is_file() and not is_hidden:
-                hashes.append(content_hash(file))
+                hashes.append(content_hash(file) if os.access(file, os.R_OK) else None)  # its reader will say it
     return sha(hashes) if hashes else None
 
 

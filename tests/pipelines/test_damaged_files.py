@@ -78,8 +78,31 @@ DAMAGE |= {
 }
 
 
-@pytest.mark.parametrize("has_manifest", [False, True], ids=["foreign", "ours"])
-@pytest.mark.parametrize("damage", DAMAGE)
+def swap_tokens(file):
+    content = json.loads(file.read_text())
+    first, second = list(content["model"]["vocab"])[-2:]
+    content["model"]["vocab"] |= {first: content["model"]["vocab"][second], second: content["model"]["vocab"][first]}
+    file.write_text(json.dumps(content))
+
+
+def set_others(file):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1, "model_max_length": 7}))
+
+
+# Whole files, which are not those that were saved with the weights.
+OTHERS = {
+    "other tokens": ("tokenizer.json", lambda model: swap_tokens(model / "tokenizer.json")),
+    "no tokenizer": ("tokenizer.json", lambda model: (model / "tokenizer.json").unlink()),
+    "another template": ("chat_template.jinja", lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}")),
+} | {
+    f"other settings in {file}": (file, lambda model, file=file: set_others(model / file))
+    for file in ("config.json", "tokenizer_config.json")
+}
+CASES = [(damage, has_manifest) for damage in DAMAGE for has_manifest in (False, True)]
+CASES += [(damage, True) for damage in OTHERS]
+
+
+@pytest.mark.parametrize("damage, has_manifest", CASES)
 def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     damage, has_manifest, model, command, capsys, tmp_path, tiny_recipe
 ):
@@ -87,14 +110,16 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     recipe = tiny_recipe()
     sections = {section: {"name_or_path": str(model)} for section in ("model", "tokenizer")}
     recipe.write_text(yaml.safe_dump(yaml.safe_load(recipe.read_text()) | sections))
+    (model / "chat_template.jinja").write_text("{{ messages }}")
     if has_manifest:
         write_manifest(model)
-    named, act = DAMAGE[damage]
+    named, act = (DAMAGE | OTHERS)[damage]
     act(model)
     doors = [
         ["train", recipe],
         ["preview", recipe],
         ["evaluate", model, recipe],
+        ["evaluate", model, recipe, "--by-position"],
         ["predict", model, tmp_path / "rows.jsonl", "--out", tmp_path / "answers.jsonl"],
         ["generate", model, "a"],
         ["chat", model],
@@ -103,9 +128,9 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
         ["export", model, "--to", "torch_export", "--out", tmp_path / "program"],
         ["publish", model, "me/mine", "--dry-run", "--no-check"],
         ["serve", model],
+        ["check", model],
+        ["tokenizer", model, "a"],
     ]
-    if "token" in damage or " config" in damage:
-        doors.append(["tokenizer", model, "a"])
     for words in doors:
         assert command(*words) == 2, words
         printed = capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from anyformer.pipelines.storage.model_folder import write_manifest
+from anyformer.pipelines.errors import UserError
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 
@@ -73,62 +73,23 @@ def change_text(text: Path) -> None:
     os.utime(text, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def half(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def other_tokens(file: Path) -> None:
-    content = json.loads(file.read_text())
-    vocabulary = content["model"]["vocab"]
-    first, second = list(vocabulary)[-2:]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    file.write_text(json.dumps(content))
-
-
-def other_setting(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1, "model_max_length": 7}))
-
-
-DAMAGES = [
-    ("tokenizer.json", other_tokens),
-    ("tokenizer.json", half),
-    ("model.safetensors", half),
-    ("config.json", other_setting),
-    ("tokenizer_config.json", other_setting),
-    ("tokenizer.json", Path.unlink),
-    ("chat_template.jinja", lambda file: file.write_text("{{ messages[0]['content'] }}")),
-]
-
-
-@pytest.mark.parametrize("name, damage", DAMAGES)
-def test_every_command_names_the_file_of_a_model_that_was_not_saved_with_it(name, damage, place, command, capsys):
+def test_a_run_whose_tokenizer_was_changed_is_not_gone_on_with(place, command, capsys):
     run, recipe = place / "run", place / "tiny.yaml"
-    if not (run / name).is_file():
-        (run / name).write_text("{{ messages }}")
-        write_manifest(run)
-    damage(run / name)
-    (place / "rows.jsonl").write_text('{"text": "a"}\n')
-    for words in (
-        ("train", recipe),
-        ("train", recipe, f"model={{name_or_path: {run}}}", "tokenizer={}", f"training.output_dir={place / 'tuned'}"),
-        ("train", recipe, f"tokenizer={{name_or_path: {run}}}", f"training.output_dir={place / 'same'}"),
-        ("evaluate", run),
-        ("evaluate", run, recipe, "--by-position"),
-        ("predict", run, place / "rows.jsonl", "--out", place / "answers.jsonl"),
-        ("generate", run, "def"),
-        ("chat", run),
-        ("convert", run, place / "native"),
-        ("export", run, "--to", "torch_export", "--out", place / "exported"),
-        ("inspect", run, "a text", "--out", place / "page.html"),
-        ("check", run),
-        ("serve", run),
-        ("tokenizer", run, "a text"),
-        ("publish", run, "me/mine", "--dry-run"),
-    ):
-        assert command(*words) == 2, words
-        sentence = capsys.readouterr().err.splitlines()[-1]
-        assert name in sentence and str(run) in sentence, (words, sentence)
-    assert not (place / "tuned").exists() or not list((place / "tuned").glob("checkpoint-*"))
+    tokenizer = json.loads((run / "tokenizer.json").read_text())
+    first, second = list(tokenizer["model"]["vocab"])[-2:]
+    tokenizer["model"]["vocab"] |= {
+        first: tokenizer["model"]["vocab"][second],
+        second: tokenizer["model"]["vocab"][first],
+    }
+    (run / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for words in ([], [f"tokenizer={{name_or_path: {run}}}", f"training.output_dir={place / 'same'}"]):
+        assert command("train", recipe, *words) == 2
+        assert f"{run}: tokenizer.json has changed since it was saved with the weights" in capsys.readouterr().err
+    import anyformer
+
+    for read in (lambda run: run.model, lambda run: run.tokenizer):
+        with pytest.raises(UserError, match=r"tokenizer\.json has changed"):
+            read(anyformer.Run(run))
 
 
 def test_a_person_may_write_other_files_and_save_another_model_into_a_run_s_folder(place, command, capsys):
@@ -316,8 +277,17 @@ def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(role, p
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_nothing_is_kept_of_data_that_is_replaced_while_a_model_is_measured(place, command, monkeypatch, capsys):
+    from anyformer.pipelines.evaluation import evaluate
+
+    load, text = evaluate.load, place / "text.jsonl"
+    monkeypatch.setattr(evaluate, "load", lambda *arguments: change_text(text) or load(*arguments))
+    assert command("evaluate", place / "run") == 2
+    assert "a file of the data was changed while it was read" in capsys.readouterr().err
+    assert not list((place / "run").glob("evaluation-*"))
+
+
 def test_a_reference_that_is_replaced_while_it_is_read_leaves_no_log_probabilities(tmp_path, monkeypatch):
-    from anyformer.pipelines.errors import UserError
     from anyformer.pipelines.objectives.prepare import prepare_data
     from anyformer.pipelines.recipes.compose import load_recipe
     from task_data import task_recipe
