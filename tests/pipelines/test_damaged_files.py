@@ -80,8 +80,9 @@ DAMAGE |= {
 
 def swap_tokens(file):
     content = json.loads(file.read_text())
-    first, second = list(content["model"]["vocab"])[-2:]
-    content["model"]["vocab"] |= {first: content["model"]["vocab"][second], second: content["model"]["vocab"][first]}
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     file.write_text(json.dumps(content))
 
 

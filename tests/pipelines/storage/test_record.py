@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 import yaml
+from anyformer.pipelines.api import Run
 from anyformer.pipelines.errors import UserError
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
@@ -76,20 +77,16 @@ def change_text(text: Path) -> None:
 def test_a_run_whose_tokenizer_was_changed_is_not_gone_on_with(place, command, capsys):
     run, recipe = place / "run", place / "tiny.yaml"
     tokenizer = json.loads((run / "tokenizer.json").read_text())
-    first, second = list(tokenizer["model"]["vocab"])[-2:]
-    tokenizer["model"]["vocab"] |= {
-        first: tokenizer["model"]["vocab"][second],
-        second: tokenizer["model"]["vocab"][first],
-    }
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (run / "tokenizer.json").write_text(json.dumps(tokenizer))
     for words in ([], [f"tokenizer={{name_or_path: {run}}}", f"training.output_dir={place / 'same'}"]):
         assert command("train", recipe, *words) == 2
         assert f"{run}: tokenizer.json has changed since it was saved with the weights" in capsys.readouterr().err
-    import anyformer
-
-    for read in (lambda run: run.model, lambda run: run.tokenizer):
+    for name in ("model", "tokenizer"):
         with pytest.raises(UserError, match=r"tokenizer\.json has changed"):
-            read(anyformer.Run(run))
+            getattr(Run(run), name)
 
 
 def test_a_person_may_write_other_files_and_save_another_model_into_a_run_s_folder(place, command, capsys):
