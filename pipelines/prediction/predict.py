@@ -21,6 +21,7 @@ from ..data.account import CUT, READ_AS, Account
 from ..data.account_words import unusual
 from ..data.cells import IfThere
 from ..data.columns_met import ColumnsMet
+from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
@@ -41,7 +42,7 @@ from ..storage.record import Record, code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty, parts
+from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -264,7 +265,7 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
             say([f"going on: {done:,} of {counted(len(numbers), 'part')} {'is' if done == 1 else 'are'} there"])
         numbers = missing
     finished, to_answer = prediction.finished(state.device), set(numbers)
-    pieces = parts(prediction.rows, prediction.part_size)
+    pieces = in_batches(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces, [])
         if number in to_answer:

@@ -12,6 +12,8 @@ import transformers
 import yaml
 from anyformer.pipelines.api import Run
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.reporting.run_log import read_run
+from anyformer.pipelines.storage.record import Record
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 
@@ -115,6 +117,9 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
     assert command("evaluate", run, place / "two.yaml") == 0
     suite = f"{json.loads((run / 'evaluation-two.json').read_text())['tasks']['tiny']['metrics']['loss']:.4f}"
     own = f"{facts_of(run)['metrics']['validation_perplexity']:.3g}"[:4]
+    by_position = Record.now(run, facts_of(run)["recipe"]).facts() | {"perplexity": [3.0]}
+    (run / "by-position.json").write_text(json.dumps(by_position))
+    assert read_run(run).by_position == by_position
     capsys.readouterr()
     assert command("publish", run, "me/mine", "--dry-run", "--no-check") == 0
     card = capsys.readouterr().out
@@ -127,7 +132,8 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
     card = capsys.readouterr().out
     assert suite not in card and "evaluation-two.json: tiny left out" in card
     assert ("left out: the model in" in card) == (own not in card) == (change == "weights")
-    other = place / "other"
+    log, other = read_run(run), place / "other"
+    assert not log.by_position and ("of another model" if change == "weights" else "of other data") in log.damaged[-1]
     shutil.copytree(run, other)
     assert command("report", run, other, "--out", place / "both.html") == 0
     assert command("report", run) == 0
@@ -142,7 +148,6 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
 
 def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
     from anyformer.pipelines.publishing.run_facts import RunFacts
-    from anyformer.pipelines.storage.record import Record
 
     base, adapter = place / "run", place / "adapter"
     adapter.mkdir()
