@@ -12,10 +12,8 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.storage.atomic import new_folder
-from anyformer.pipelines.storage.checkpoints import find_last_complete
 from anyformer.pipelines.storage.model_folder import write_manifest
 from processes import Process
-from run_folders import make_checkpoint
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_bytes
 from transformers import AutoModelForCausalLM
@@ -163,17 +161,6 @@ def test_a_damaged_image_processor_is_named(content, command, capsys, tmp_path, 
         assert command(*words) == 2, words
         printed = capsys.readouterr().err
         assert printed.count("\n") == 1 and f"{model / 'preprocessor_config.json'}" in printed, printed
-
-
-@pytest.mark.parametrize("manifest", ["{}", "[]", "null", '{"model.safet'])
-@pytest.mark.parametrize("has_weights", [True, False], ids=["weights", "none"])
-def test_checkpoints_with_a_manifest_of_nothing_are_set_aside(manifest, has_weights, tmp_path):
-    checkpoint, reports = make_checkpoint(tmp_path, 3), []
-    (checkpoint / "manifest.json").write_text(manifest)
-    if not has_weights:
-        (checkpoint / "model.safetensors").unlink()
-    assert find_last_complete(tmp_path, report=reports.append) is None
-    assert "manifest" in reports[0] and (tmp_path / "corrupt-checkpoint-3").is_dir()
 
 
 @pytest.mark.parametrize("words", ["convert MODEL DST", "export MODEL --to torch_export --out DST"])
