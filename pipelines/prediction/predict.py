@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,10 @@ class Prediction:
     def count(self) -> int:
         return -(-self.total // self.part_size)
 
-    def key(self) -> str:
-        """A hash of the model, the rows, the settings and the code: of all on which the answers depend."""
+    def record(self) -> Record:
+        """What the answers are of."""
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
-        return sha([self.model.weights, self.content, settings, code_identity()])
+        return replace(self.model, data={"rows": self.content}, recipe=sha(settings), code=code_identity())
 
     def read(self) -> None:
         """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
@@ -255,7 +255,7 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
     """Answer this process's parts that are not there, and give them to `out` or `take`."""
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
-        out.begin(prediction.key())
+        out.begin(prediction.record().key)
         missing = [number for number in numbers if out.answers(number) is None]
         state.wait_for_everyone()  # all have looked for parts before the first process removes them
         if state.is_main_process:

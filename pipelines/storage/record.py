@@ -71,6 +71,11 @@ class Record:
         if settings is not None and data_identity(settings) != self.data:
             raise UserError("a file of the data was changed while it was read; start again once it is written")
 
+    @property
+    def key(self) -> str:
+        """A name for what is kept of it, another one where any part differs."""
+        return sha(asdict(self))
+
     def facts(self) -> dict[str, Any]:
         """{OF: the known parts}, for the JSON of the result."""
         return {OF: {name: value for name, value in asdict(self).items() if value is not None}}

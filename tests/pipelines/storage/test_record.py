@@ -4,15 +4,18 @@ import csv
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import yaml
+from anyformer.pipelines import adapters, manifest
 from anyformer.pipelines.api import Run
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.reporting.run_log import read_run
+from anyformer.pipelines.storage.model_folder import write_manifest
 from anyformer.pipelines.storage.record import Record
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
@@ -144,6 +147,19 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
 
         files = files_to_publish(open_model_folder(run))
         assert "metrics.jsonl" not in files and "metrics" not in json.loads(files["run.json"])
+
+
+def test_what_is_shown_reads_a_large_file_only_where_it_was_touched(place, monkeypatch):
+    run, read = place / "run", []
+    time.sleep(0.03)  # the manifest is younger than what it names
+    write_manifest(run)
+    monkeypatch.setattr(manifest, "LARGE", 0)
+    monkeypatch.setattr(adapters, "hash_of", lambda file: read.append(file.name) or manifest.hash_of(file))
+    before = adapters.weights_identity(run)
+    read.clear()
+    assert adapters.weights_identity(run, shown=True) == before and "model.safetensors" not in read
+    change_weights(run)
+    assert adapters.weights_identity(run, shown=True) == adapters.weights_identity(run) != before
 
 
 def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
