@@ -22,13 +22,16 @@ class Began:
 
     @classmethod
     def now(cls, recipe: Recipe, settings: dict | None = None) -> "Began":
-        """settings: those of the measurement that are not in the recipe."""
+        """A measurement that begins now. settings: those that are not in the recipe."""
         cache_of(recipe)  # where the hashes of the data are kept
         known = recipe.to_dict() | {"settings": settings}
         return cls(time.time(), Record.now(recipe.model.name_or_path, known), known)
 
     def facts(self, recipe: Recipe) -> dict[str, Any]:
-        """ "seconds" and the record. Raises UserError where the model or the data has been changed meanwhile."""
+        """The seconds since then and the record, for a result's JSON.
+
+        Raises UserError where the model or the data has been changed meanwhile.
+        """
         self.record.check_still(recipe.model.name_or_path, "MODEL", self.settings)
         return {"seconds": round(time.time() - self.at, 1)} | self.record.facts()
 

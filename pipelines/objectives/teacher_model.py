@@ -48,6 +48,7 @@ class Teacher:
 
     @cached_property
     def record(self) -> Record:
+        """Of its weights, as they are before they are read."""
         return Record.now(self.path)
 
     @property
