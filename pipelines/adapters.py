@@ -22,8 +22,10 @@ from .manifest import (
     files_of_answers,
     hash_of,
     is_untouched,
+    read_json,
     read_manifest,
     sha,
+    tensor_shapes,
 )
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -60,11 +62,8 @@ def refuse_adapter(source: str | Path) -> None:
 
 
 def _config(folder: str | Path) -> dict[str, Any]:
-    file = Path(folder).expanduser() / ADAPTER_CONFIG
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{file} is not readable as JSON ({error}); save the adapter again") from error
+    check_objects(folder, [ADAPTER_CONFIG])
+    return read_json(Path(folder).expanduser() / ADAPTER_CONFIG)
 
 
 def task_of(folder: str | Path) -> str | None:
@@ -129,15 +128,6 @@ def _commit_of(repository: str) -> str | None:
     return None
 
 
-def check_same_weights(name_or_path: str | Path, before: list, what: str, alone: bool = False) -> None:
-    """Raise UserError where a model's files have changed since `before`, its weights_identity before it was read.
-
-    What is kept of the model would else lie under the identity of other files. what: the setting that names it.
-    """
-    if weights_identity(name_or_path, alone=alone) != before:
-        raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
-
-
 def need_peft(what: str) -> None:
     """Raise UserError, beginning with `what`, where PEFT is not installed."""
     need_package(what, "peft", "peft")
@@ -161,35 +151,33 @@ def load_config(name_or_path: str | Path, **kwargs):
     return config
 
 
+def shapes_of(folder: str | Path) -> dict[str, list[int]]:
+    """{name: shape} of an adapter's weights; empty for a folder without a safetensors file of them."""
+    file = Path(folder).expanduser() / ADAPTER_WEIGHTS
+    shapes = tensor_shapes(file) if file.is_file() else {}
+    return {name.removeprefix(PREFIX): shape for name, shape in shapes.items()}
+
+
 def whole_weights(folder: str | Path) -> dict[str, list[int]]:
     """{name: shape} of the weights that an adapter's file holds whole, such as those of a head that PEFT trained."""
-    from safetensors import safe_open
-
-    folder = Path(folder).expanduser()
     modules = tuple(f".{module}." for module in _config(folder).get("modules_to_save") or ())
-    if not (folder / ADAPTER_WEIGHTS).is_file():
-        return {}
-    with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
-        names = [name for name in weights.keys() if ".lora_" not in name and any(part in name for part in modules)]  # noqa: SIM118 - iterating over it fails
-        return {name.removeprefix(PREFIX): weights.get_slice(name).get_shape() for name in names}
+    shapes = {name: shape for name, shape in shapes_of(folder).items() if ".lora_" not in name}
+    return {name: shape for name, shape in shapes.items() if any(module in f".{name}" for module in modules)}
 
 
 def check_weights(folder: str | Path) -> set[str]:
     """The names of an adapter's weights; raises UserError for a missing or damaged file and for NaN and infinity."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     file = Path(folder).expanduser() / ADAPTER_WEIGHTS
     if not file.is_file():
         raise UserError(f"{file.parent} holds no {ADAPTER_WEIGHTS}; save the adapter again")
-    try:
-        with safe_open(file, framework="pt") as weights:
-            names = weights.keys()
-            broken = next((name for name in names if not weights.get_tensor(name).isfinite().all()), None)
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged ({error}); save the adapter again") from error
-    if broken is not None:
-        raise UserError(f"{file}: {broken} holds NaN or infinity; take an adapter of a run that did not diverge")
-    return {name.removeprefix(PREFIX) for name in names}
+    names = set(shapes_of(folder))
+    with safe_open(file, framework="pt") as weights:
+        broken = [name for name in weights.keys() if not weights.get_tensor(name).isfinite().all()]  # noqa: SIM118
+    if broken:
+        raise UserError(f"{file}: {broken[0]} holds NaN or infinity; take an adapter of a run that did not diverge")
+    return names
 
 
 def check_base(folder: str | Path) -> None:
@@ -206,13 +194,10 @@ def check_base(folder: str | Path) -> None:
 
 def _base(auto_class, folder: Path, **kwargs):
     """(the adapter's base, with as large a vocabulary as the adapter has; what from_pretrained says of the loading)."""
-    from safetensors import safe_open
-
     base, info = auto_class.from_pretrained(base_of(folder), output_loading_info=True, **kwargs)
     table = base.get_input_embeddings()
     name = next(name for name, module in base.named_modules() if module is table)
-    with safe_open(folder / ADAPTER_WEIGHTS, framework="np") as weights:
-        shapes = {key.removeprefix(PREFIX): weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118
+    shapes = shapes_of(folder)
     rows = shapes.get(f"{name}.weight", [0])[0], shapes.get(f"{name}.lora_embedding_A", [0, 0])[1]
     if max(rows) > getattr(table, "num_embeddings", max(rows)):
         base.resize_token_embeddings(max(rows), mean_resizing=False)

@@ -79,6 +79,7 @@ class Run:
         """The saved tokenizer; None for a model of images."""
         from .open_tokenizer import open_tokenizer
 
+        check_saved_files(self.path, "RUN")
         is_saved = (self.path / "tokenizer_config.json").is_file()
         return open_tokenizer(self.path, self.trust_remote_code) if is_saved else None
 

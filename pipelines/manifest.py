@@ -1,10 +1,13 @@
-"""The manifest of a model's folder: the files that a run or a checkpoint was saved with, compared by every reader."""
+"""The manifest of a folder: sizes and SHA-256 of the files that it was written with, compared by every reader.
+
+Checkpoints, folders of finished runs and entries of the cache have one. One core hashes about 1 GB a second.
+"""
 
 import hashlib
 import json
-import math
+import os
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatch
 from functools import lru_cache
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 from .errors import UserError
 
 MANIFEST = "manifest.json"  # {file: {"size", "sha256"}}
-LARGE = 2**26  # bytes; larger files are hashed only where they were touched after the manifest was written
+LARGE = 2**26  # bytes; what is only shown takes the manifest's hash of larger files that nobody has touched since
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin", "adapter_model.bin")
 OF_WEIGHTS = (*WEIGHT_FILES, "*.index.json", "config.json", "adapt??_config.json", "modules.json")
@@ -28,6 +31,7 @@ NEVER_EMPTY = ("config.json", "tokenizer.json", "preprocessor_config.json")
 # Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
 # the package may write anew.
 MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
+Entries = dict[str, dict[str, Any]]  # {file: {"size", "sha256"}}
 
 
 OUR_CODE = Path(__file__).parents[1] / "modeling"
@@ -69,40 +73,67 @@ def files_of_answers(folder: Path, patterns: Iterable[str] = OF_ANSWERS) -> list
     return sorted(path for path in files if not path.name.startswith("evaluation-"))
 
 
-def entries_of(folder: Path, files: Iterable[Path]) -> dict[str, dict[str, Any]]:
-    """The manifest's entries of some files."""
-    return {str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": hash_of(file)} for file in files}
+def manifest_of(folder: Path, files: Iterable[Path]) -> str:
+    """The text of a manifest of some files in a folder."""
+    entries = {str(file.relative_to(folder)): {"size": file.stat().st_size, "sha256": hash_of(file)} for file in files}
+    return json.dumps(entries, indent=1)
 
 
-def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
+def read_manifest(folder: Path) -> Entries:
     """The entries of a folder's manifest; empty where it has none. Raises UserError for a damaged one."""
     file = folder / MANIFEST
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         raise UserError(f"{file} is damaged, so nothing says whether the model is whole; delete it to go on") from None
-    is_ours = isinstance(entries, dict) and all(isinstance(row, dict) and "size" in row for row in entries.values())
+    is_ours = isinstance(entries, dict) and all(
+        isinstance(entry, dict) and {"size", "sha256"} <= entry.keys() for entry in entries.values()
+    )
     return entries if is_ours else {}
+
+
+def find_change(folder: Path, hash_file: Callable[[Path], str] | None = None) -> str | None:
+    """The first difference between a folder's files and its manifest, in words; None where nothing has changed.
+
+    hash_file: sha256, or what knows hashes of files in the same state. A folder without a manifest counts as damaged.
+    Raises PermissionError for a file that this user may not read, which is no damage.
+    """
+    try:
+        entries = read_manifest(folder)
+        changed = first_changed(folder, entries, hash_file)
+    except PermissionError:
+        raise
+    except UserError:
+        return f"{MANIFEST} cannot be read"
+    except OSError as error:
+        return f"{Path(error.filename or folder).name} cannot be read ({error.strerror})"
+    if not entries:
+        return f"its {MANIFEST} is missing or names no file"
+    return None if changed is None else " ".join(changed)
+
+
+def first_changed(
+    folder: Path, entries: Entries, hash_file: Callable[[Path], str] | None = None
+) -> tuple[str, str] | None:
+    """(a file of a folder that is not that of its manifest's entry, how it differs); None where there is none."""
+    for name, entry in entries.items():
+        if not os.path.isfile(folder / name):
+            return name, "is missing"
+        size = (folder / name).stat().st_size
+        if size != entry["size"]:
+            return name, f"has {size} bytes instead of {entry['size']}"
+    for name, entry in entries.items():
+        if (hash_file or sha256)(folder / name) != entry["sha256"]:
+            return name, "has changed since it was written"
+    return None
 
 
 def is_untouched(file: Path) -> bool:
     """Whether a large file has not been written since the manifest beside it, by the time of its last change."""
     state, manifest = file.stat(), file.parent / MANIFEST
     return state.st_size > LARGE and manifest.is_file() and state.st_ctime_ns < manifest.stat().st_ctime_ns
-
-
-def is_unchanged(file: Path, entry: dict[str, Any]) -> bool:
-    """Whether a file is the one of the manifest."""
-    if not file.is_file() or file.stat().st_size != entry["size"]:
-        return False
-    return is_untouched(file) or hash_of(file) == entry.get("sha256")
-
-
-def has_other_weights(folder: Path, entries: dict[str, dict[str, Any]]) -> bool:
-    """Whether the folder's weights are not those of its manifest: somebody has saved another model there."""
-    return any(not is_unchanged(folder / name, row) for name, row in entries.items() if is_any(name, WEIGHT_FILES))
 
 
 def check_saved_files(folder: str | Path, what: str) -> None:
@@ -112,21 +143,23 @@ def check_saved_files(folder: str | Path, what: str) -> None:
     another model into it, whose other files may differ, too. what: the argument that names the folder.
     """
     folder = Path(folder).expanduser()
-    entries = read_manifest(folder)
-    for name, entry in ({} if has_other_weights(folder, entries) else entries).items():
-        file = folder / name
-        if is_any(file.name, OF_ANSWERS) and not is_any(file.name, MAY_CHANGE) and not is_unchanged(file, entry):
-            fault = "has changed since it was saved with the weights" if file.is_file() else "is missing"
-            raise UserError(
-                f"{what}={folder}: {name} {fault}; put back the file that was saved, or delete {MANIFEST} if the "
-                f"change is meant"
-            )
-    check_readable(folder)
+    entries = {name: entry for name, entry in read_manifest(folder).items() if is_any(Path(name).name, OF_ANSWERS)}
+    weights = {name: entry for name, entry in entries.items() if is_any(name, WEIGHT_FILES)}
+    others = {name: entry for name, entry in entries.items() if name not in weights and not is_any(name, MAY_CHANGE)}
+    changed = first_changed(folder, others)
+    if changed is not None and first_changed(folder, weights) is None:
+        name, words = changed
+        fault = words if words == "is missing" else "has changed since it was saved with the weights"
+        raise UserError(
+            f"{what}={folder}: {name} {fault}; put back the file that was saved, or delete {MANIFEST} if the change is "
+            f"meant"
+        )
+    check_readable(folder, [name for name in OBJECTS if changed is not None or name not in others])
 
 
-def check_readable(folder: str | Path) -> None:
-    """Raise UserError for a file of a saved model that is damaged, with or without a manifest."""
-    check_objects(folder)
+def check_readable(folder: str | Path, names: Iterable[str] = OBJECTS) -> None:
+    """Raise UserError for damaged weights of a saved model, and for damaged files among `names`."""
+    check_objects(folder, names)
     weight_files(Path(folder).expanduser())
 
 
@@ -148,7 +181,7 @@ def weight_files(folder: Path) -> list[Path]:
     adapter, single, index = (folder / name for name in ("adapter_model.safetensors", WEIGHTS, WEIGHTS_INDEX))
     for file in (single, *([] if (folder / "config.json").is_file() else [adapter])):
         if file.is_file():
-            tensor_sizes(file)
+            tensor_shapes(file)
             return [file]
     if not index.is_file():
         for file in folder.glob("*_model*.bin"):  # of torch.save: zip files, since torch 1.6
@@ -164,7 +197,7 @@ def weight_files(folder: Path) -> list[Path]:
     shards = sorted({*places.values()})
     if missing := [name for name in shards if not (folder / name).is_file()]:
         raise UserError(f"{index} names {missing[0]}, which is missing; save the model again")
-    tensors = {name: tensor_sizes(folder / name) for name in shards}
+    tensors = {name: tensor_shapes(folder / name) for name in shards}
     if lost := [name for name, shard in places.items() if name not in tensors[shard]]:
         raise UserError(f"{index} names {places[lost[0]]} for {lost[0]}, which is not in it; save the model again")
     return [index, *(folder / name for name in shards)]
@@ -178,13 +211,12 @@ def read_json(file: Path, way_out: str = "save the model again") -> Any:
         raise UserError(f"{file} is not readable as JSON ({error}); {way_out}") from error
 
 
-def tensor_sizes(file: Path) -> dict[str, int]:
-    """{tensor: number of elements} of a safetensors file, from its header; raises UserError for a damaged file."""
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """{tensor: its shape} of a safetensors file, from its header; raises UserError for a damaged file."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(file, framework="np") as tensors:
-            names = tensors.keys()  # not a mapping: iterating over it fails
-            return {name: math.prod(tensors.get_slice(name).get_shape()) for name in names}
+            return {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118 - no mapping
     except SafetensorError as error:
         raise UserError(f"{file} is damaged ({error}); save the model again") from error

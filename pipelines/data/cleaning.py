@@ -20,7 +20,7 @@ import numpy as np
 from ..errors import UserError, need_package
 from ..recipes.data_section import CleanSettings
 from ..storage.cache import cached_folder, sha
-from ..storage.checksums import hashed_files
+from ..storage.contents import hashed_files
 from ..words import counted, working
 from .account import Account
 from .contamination import NearDuplicates, TestSets, shared_notes, words_of

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
-from ..storage.checksums import States, hashed_files
+from ..storage.contents import States, hashed_files
 from .account import Account
 
 

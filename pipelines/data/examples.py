@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..storage.cache import sha
-from ..storage.checksums import States, hashed_files
+from ..storage.contents import States, hashed_files
 from .account import LEFT_OUT, Account, ColumnsMet
 from .account_words import unusual
 from .documents import SKIPPED, Corpus, Document, Skipped, Source

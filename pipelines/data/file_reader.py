@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..storage.checksums import contents
+from ..storage.contents import contents
 from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from ..errors import UserError, first_line
-from ..storage.checksums import content_hash, contents
+from ..storage.contents import content_hash, contents
 from ..storage.packed_files import is_damage, open_packed, packing_of
 
 _BOM = b"\xef\xbb\xbf"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..storage.checksums import content_hash, contents
+from ..storage.contents import content_hash, contents
 from ..words import counted
 from .account import Account
 from .file_formats import FileFormat

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..storage.cache import cached_folder
-from ..storage.checksums import States
+from ..storage.contents import States
 from .account import Account
 
 META = "meta.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..plugins import register_source
-from ..storage.checksums import content_hash, contents
+from ..storage.contents import content_hash, contents
 from .documents import Document, Limits, Skipped, Source
 
 # Installed packages are not the standard library; its tests are long tables of literals rather than code to learn from.

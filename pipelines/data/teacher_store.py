@@ -1,7 +1,7 @@
 """A teacher's likeliest tokens for the rows of a split: written once, shard by shard, memory-mapped ever after.
 
 A shard is a folder of the cache, cache/teacher/KEY/NUMBER, of some rows in their order; it is complete or absent, and
-has checksums. So a killed run goes on after the last finished shard, and a damaged shard is made again.
+has a manifest. So a killed run goes on after the last finished shard, and a damaged shard is made again.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A corpus tokenised into a store: at once where it is small, else shard by shard, by any number of machines.
 
-A shard is a TokenStore of its own, of 64 MiB of text, in a folder of the cache that is complete or absent and has
-checksums: cache/shards/KEY/PART-NUMBER. Its meta.json names the place of the corpus where the next one begins. So a
+A shard is a TokenStore of its own, of 64 MiB of text, in a folder of the cache that is complete or absent and has a
+manifest: cache/shards/KEY/PART-NUMBER. Its meta.json names the place of the corpus where the next one begins. So a
 killed run goes on after the last finished shard, a damaged shard is made again, and machines that share the cache make
 shards for each other. Where shards end depends on the corpus alone. Once all are there, they are joined to the store of
 the whole corpus, which is byte for byte what one process would have written, and removed.

@@ -16,7 +16,7 @@ from typing import Any
 import transformers
 from torch.utils.data import Dataset, Subset
 
-from ..adapters import load_config, load_model, weights_identity
+from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..data.rows import Rows
 from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
@@ -41,7 +41,7 @@ from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
 from ..words import counted, say
 from .class_tables import print_classes
-from .result import Result, with_bounds
+from .result import Began, Result, with_bounds
 
 
 class Evaluation(Result):
@@ -76,7 +76,8 @@ class PreparedEvaluation:
     """A checked evaluation: everything but the weights. All user errors have been raised by now.
 
     names: metrics to report. rows: of the split. train: rows of the training split, where a metric needs them. chosen:
-    the numbers of the rows that are measured, at most max_examples. source: what the rows were made from.
+    the numbers of the rows that are measured, at most max_examples. source: what the rows were made from. began: made
+    before anything was read.
     """
 
     recipe: Recipe
@@ -87,6 +88,7 @@ class PreparedEvaluation:
     train: Rows | None
     chosen: list[int]
     source: Any
+    began: Began
     max_examples: int | None = None
 
     @property
@@ -122,7 +124,7 @@ def evaluate_model(
 
 def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = None) -> PreparedEvaluation:
     """Check a recipe's checkpoint against its data and make the rows: evaluate_model without the measuring."""
-    config, objective = open_config(recipe), objective_of(recipe)
+    began, config, objective = Began.now(recipe), open_config(recipe), objective_of(recipe)
     check_length(objective, config)
     partial = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
@@ -132,7 +134,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     say(f"{split}: {note}" for note in rows.notes)
     chosen = rows.of_examples(max_examples) if partial else list(range(len(rows)))
     of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
-    return PreparedEvaluation(recipe, split, data, names, *of_splits, max_examples)
+    return PreparedEvaluation(recipe, split, data, names, *of_splits, began, max_examples)
 
 
 def splits_to_measure(objective: Objective, split: str, metrics: Sequence[str]) -> list[str]:
@@ -147,10 +149,10 @@ def splits_to_measure(objective: Objective, split: str, metrics: Sequence[str]) 
 
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
     """Measure the model of a prepared evaluation; `picture` and errors are those of evaluate_model."""
-    started = time.time()
+    began = replace(prepared.began, at=time.time())
     recipe, split, data, objective = prepared.recipe, prepared.split, prepared.data, prepared.objective
     scores, answers = data.scores(keeps_scores=True), data.answers()
-    rows, chosen, weights = prepared.rows, prepared.chosen, weights_identity(recipe.model.name_or_path)
+    rows, chosen = prepared.rows, prepared.chosen
     model = prepared.load_model()
     if rows.is_packed:
         check_documents_apart(model, recipe.model.name_or_path, data, [rows])
@@ -178,8 +180,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     return Evaluation(
         recipe,
         rows.name,
-        started,
-        weights,
+        began,
         [answer for comparison in compared for answer in answers_of(scores, comparison)],
         split=split,
         examples=len(chosen),

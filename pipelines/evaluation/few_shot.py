@@ -9,7 +9,6 @@ those of more shots.
 import random
 import re
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Any
 
 import transformers
 
-from ..adapters import weights_identity
 from ..data.account_words import unusual
 from ..data.rows import evenly_spread
 from ..errors import UserError, did_you_mean
@@ -33,7 +31,7 @@ from ..reporting.console import print_table
 from ..training.arguments import training_arguments
 from ..words import counted, say
 from .evaluate import load, open_config
-from .result import Result, with_bounds
+from .result import Began, Result, with_bounds
 from .shot_answers import KINDS, Asked
 
 BETWEEN = "\n\n"  # separates the examples of a prompt
@@ -82,7 +80,7 @@ def evaluate_few_shot(
     Raises:
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
-    started, weights = time.time(), weights_identity(recipe.model.name_or_path)
+    began = Began.now(recipe)
     config, objective = open_config(recipe), objective_of(recipe)
     reads = objective.Reads(objective)
     sources, template = reads.open(), question_template(reads, shots.template)
@@ -112,7 +110,7 @@ def evaluate_few_shot(
     facts = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
     facts |= {"shots": results, "recipe": recipe.to_dict(), "asked": partial(iter, sources[split])}
     facts |= {"split": split, "examples": len(questions)}
-    return Result(recipe, sources[split].name, started, weights, answers, **facts)
+    return Result(recipe, sources[split].name, began, answers, **facts)
 
 
 def measured(recipe: Recipe, names: list[str], given: list, probabilities, questions: list[Question]) -> dict:

@@ -1,11 +1,8 @@
 """`anyformer evaluate MODEL blimp`, or any file of minimal pairs: the share of pairs whose good text is likelier."""
 
-import time
-
 import torch
 import transformers
 
-from ..adapters import weights_identity
 from ..errors import loading
 from ..likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
 from ..likelihoods.whole_texts import check_score
@@ -14,7 +11,7 @@ from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
 from ..words import counted
 from .evaluate import load, open_config
-from .result import Result, with_bounds
+from .result import Began, Result, with_bounds
 
 
 def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
@@ -25,7 +22,7 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
 
     Raises UserError for pairs that cannot be read, and for a model that cannot score them as the settings say.
     """
-    started, weights = time.time(), weights_identity(recipe.model.name_or_path)
+    began = Began.now(recipe, vars(settings))
     pairs, config, source = open_pairs(settings, "minimal_pairs"), open_config(recipe), recipe.model
     with loading(f"MODEL={source.name_or_path}"):
         tokenizer = open_tokenizer(source.name_or_path, recipe.trust_remote_code)
@@ -40,7 +37,7 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
         for row, (good, bad, (of_good, of_bad)) in enumerate(zip(pairs.good, pairs.bad, scores))
     ]
     shares = share_right(right) | {"groups": shares_of_groups(pairs, right), "settings": vars(settings)}
-    return Result(recipe, pairs.name, started, weights, answers, score=score, **shares)
+    return Result(recipe, pairs.name, began, answers, score=score, **shares)
 
 
 def head_of(config) -> str:

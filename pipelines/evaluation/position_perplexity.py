@@ -3,14 +3,12 @@
 Only rows that lie within one document are measured, so every position is averaged over the same rows.
 """
 
-import time
 from pathlib import Path
 
 import torch
 import transformers
 import yaml
 
-from ..adapters import weights_identity
 from ..errors import UserError
 from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
@@ -24,7 +22,7 @@ from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..words import counted, human_time, watched
 from .evaluate import load, open_config
-from .result import record_of
+from .result import Began
 
 BUCKETS = 32
 
@@ -39,7 +37,7 @@ def evaluate_by_position(
 
     Raises UserError where no row lies within one document, and as `evaluate_model` does.
     """
-    started, weights = time.time(), weights_identity(recipe.model.name_or_path)
+    began = Began.now(recipe)
     config = open_config(recipe)
     check_length(objective_of(recipe), config)
     data = prepare_data(recipe, splits=[split], model_config=config)
@@ -63,9 +61,8 @@ def evaluate_by_position(
         "max_examples": max_examples,
         "trained_length": trained_length(name, config),
         **in_buckets(sums / len(whole)),
-        "seconds": round(time.time() - started, 1),
         "recipe": recipe.to_dict(),
-        **record_of(recipe, weights),
+        **began.facts(recipe),
     }
     write_atomically(output, json_text(result) + "\n")
     picture = output.with_suffix(".png")

@@ -2,14 +2,38 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
-from ..adapters import check_same_weights
+from ..objectives.prepare import cache_of
 from ..recipes.schema import Recipe
 from ..reporting.interpret import between
 from ..storage.record import Record, package_versions
 from ..words import human_time, short_metric
+
+
+@dataclass(frozen=True)
+class Began:
+    """The beginning of a measurement. at: by time.time(). record: of the model and the data before they were read."""
+
+    at: float
+    record: Record
+    settings: dict[str, Any]
+
+    @classmethod
+    def now(cls, recipe: Recipe, settings: dict | None = None) -> "Began":
+        """A measurement that begins now. settings: those that are not in the recipe."""
+        cache_of(recipe)  # where the hashes of the data are kept
+        known = recipe.to_dict() | {"settings": settings}
+        return cls(time.time(), Record.now(recipe.model.name_or_path, known), known)
+
+    def facts(self, recipe: Recipe) -> dict[str, Any]:
+        """The seconds since then and the record, for a result's JSON.
+
+        Raises UserError where the model or the data has been changed meanwhile.
+        """
+        self.record.check_still(recipe.model.name_or_path, "MODEL", self.settings)
+        return {"seconds": round(time.time() - self.at, 1)} | self.record.facts()
 
 
 class Result:
@@ -20,18 +44,19 @@ class Result:
     which answers number them.
 
     Args:
-        began: by time.time(). weights: of the model, as weights_identity gives them before it is read.
+        began: made before anything was read.
 
-    Raises UserError where the model has been changed meanwhile.
+    Raises UserError where the model or the data has been changed meanwhile.
     """
 
+    seconds: float
     answers: list[dict]
     asked: Callable[[], Iterator[tuple[str, dict]]]
 
-    def __init__(self, recipe: Recipe, data: str, began: float, weights: list, answers: list[dict], /, **facts: Any):
+    def __init__(self, recipe: Recipe, data: str, began: Began, answers: list[dict], /, **facts: Any):
         self.model, self.task, self.data, self.answers = recipe.model.name_or_path, recipe.name, data, answers
-        self.seconds, self.versions = round(time.time() - began, 1), package_versions()
-        vars(self).update(record_of(recipe, weights, facts.get("settings")), **facts)
+        self.versions = package_versions()
+        vars(self).update(began.facts(recipe), **facts)
 
     def facts(self) -> dict:
         """Everything but the single answers and examples, as plain data for JSON."""
@@ -41,15 +66,6 @@ class Result:
         """The line above the table: `runs/mine on sst2: 872 examples of sst2 (test), 0:12`. what: 872 examples."""
         split = f" ({self.split})" if hasattr(self, "split") else ""
         return f"{self.model} on {self.task}: {what} of {self.data}{split}{how}, {human_time(self.seconds)}"
-
-
-def record_of(recipe: Recipe, weights: list, settings: dict | None = None) -> dict[str, Any]:
-    """The entry of a result that says what it is of. settings: those of a measurement that are not in the recipe.
-
-    Raises UserError where the model is no longer of these weights.
-    """
-    check_same_weights(recipe.model.name_or_path, weights, "MODEL")
-    return replace(Record.now(None, recipe.to_dict() | {"settings": settings}), weights=weights).facts()
 
 
 def with_bounds(value: float, bounds: dict | None) -> str:

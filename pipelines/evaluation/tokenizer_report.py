@@ -17,7 +17,7 @@ from ..data.documents import in_batches
 from ..errors import UserError, did_you_mean, loading_reason, refuse_file
 from ..generation import HUB_NAME, RUNS, check_runs
 from ..lazy import np, transformers
-from ..manifest import check_objects
+from ..manifest import check_saved_files
 from ..objectives.prepare import cache_of
 from ..objectives.showing import pieces_text
 from ..open_tokenizer import open_tokenizer, vocabulary_size
@@ -184,7 +184,7 @@ def tokenizer_at(place: Place, *, progress: bool, trust_remote_code: bool) -> "t
         reads = objective.Reads(objective)
         return reads.prepare(reads.open(), cache_of(place.recipe), progress).tokenizer
     folder = Path(place.name).expanduser()
-    check_objects(folder)
+    check_saved_files(folder, "RECIPE_OR_FOLDER")
     try:
         tokenizer = open_tokenizer(folder, trust_remote_code)
     except Exception as error:  # transformers raises OSError, ValueError, ImportError, KeyError and its own kinds here

@@ -20,7 +20,7 @@ from ..errors import UserError, loading
 from ..recipes.checks import config_namespace
 from ..recipes.schema import Recipe
 from ..storage.cache import sha
-from ..storage.checksums import hashed_files
+from ..storage.contents import hashed_files
 from ..transformers_logging import errors_only
 from .image_store import ON_WHITE, ImageStore, decode, store_images
 

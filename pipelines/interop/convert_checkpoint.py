@@ -11,6 +11,7 @@ from ..adapters import refuse_adapter
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..lazy import transformers
+from ..manifest import read_json
 from ..open_tokenizer import open_tokenizer
 from ..publishing.model_card import write_model_card
 from ..publishing.publish import MODULE_FILES, MODULE_FOLDERS
@@ -20,6 +21,7 @@ from ..storage.local_facts import forget_loading
 from ..storage.record import OF, Record, local_names
 from ..words import working
 
+CONVERTED = "converted_weights"  # key in run.json: the weights of the source
 PROBE_ROWS, PROBE_TOKENS, PROBE_SEED = 2, 48, 0
 FAMILIES_MADE = ("encoder", "decoder", "seq2seq")  # from the weights of another family
 
@@ -54,7 +56,7 @@ def convert(
     from .conversion import from_native, load_config, load_model, to_native
 
     transformers.utils.logging.disable_progress_bar()
-    trust = {"trust_remote_code": trust_remote_code}
+    trust, record = {"trust_remote_code": trust_remote_code}, Record.now(source)
     if to in FAMILIES_MADE:
         return change_family(source, destination, to, trust)
     direction = direction_of(source, load_config(source, **trust), to)
@@ -69,8 +71,15 @@ def convert(
     del model, ours, native
     parts = [part for part in parts if part is not None]
     with working(f"writing {destination}"):
-        save([twin, *parts], destination, source, {"converted_from": source})
+        record.check_still(source, "MODEL")
+        save([twin, *parts], destination, source, {"converted_from": source, CONVERTED: record.weights})
     return f"{result}; written to {destination}{'' if parts else f', without {missing}, since the source has none'}"
+
+
+def is_twin(folder: Path, source: str) -> bool:
+    """Whether a folder holds what `convert` has made of a model as it is now."""
+    run = read_json(folder / "run.json") if (folder / "run.json").is_file() else {}
+    return Record(run.get(CONVERTED)).differs_from(Record.now(source)) is None
 
 
 def change_family(source: str, destination: Path, family: str, trust: dict) -> str:

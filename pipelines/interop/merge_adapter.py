@@ -14,8 +14,8 @@ from ..adapters import (
     task_of,
 )
 from ..errors import CANNOT_LOAD, UserError, loading_reason
+from ..generation import locate_model
 from ..lazy import transformers
-from ..manifest import check_saved_files
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import RunFacts
 from ..storage.atomic import destination_folder
@@ -28,7 +28,7 @@ def check_adapter(source: str, destination: str | os.PathLike) -> Path:
     if not is_adapter(source):
         raise UserError(f"ADAPTER={source} holds no adapter (adapter_config.json); name the folder of a run with LoRA")
     need_peft(f"ADAPTER={source} is an adapter and")
-    check_saved_files(source, "ADAPTER")
+    locate_model(source, "ADAPTER")
     return destination_folder(destination)
 
 

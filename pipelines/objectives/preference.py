@@ -102,18 +102,18 @@ class ReadsPairs(ReadsChats):
         return {split: self._with_reference(data, encoded, cache, progress) for split, encoded in rows.items()}
 
     def _with_reference(self, data: Data, encoded, cache: Path, progress: bool) -> Rows:
-        from ..adapters import check_same_weights, weights_identity
         from ..data.reference import WithReference
+        from ..storage.record import Record
 
         reference, collate = locate_model(self.settings.reference, "task.reference"), self.collator(data, False)
-        identity = weights_identity(reference)
+        record = Record.now(reference)
 
         def compute():
             log_probs = log_probabilities(self.recipe, encoded, reference, collate, progress)
-            check_same_weights(reference, identity, "task.reference")
+            record.check_still(reference, "task.reference")
             return log_probs
 
-        key = sha(["log-probabilities", encoded.fingerprint, identity, data.labels.padding])
+        key = sha(["log-probabilities", encoded.fingerprint, record.weights, data.labels.padding])
         return WithReference.cached(encoded, cache, key, compute)
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:

@@ -12,7 +12,7 @@ from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..storage.cache import cache_folder
-from ..storage.checksums import contents
+from ..storage.contents import contents
 from .base import Objective, teaching_of
 from .data import Data, ModelFacts
 from .reads import Reads

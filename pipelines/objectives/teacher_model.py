@@ -7,13 +7,14 @@ from typing import Any
 import torch
 import transformers
 
-from ..adapters import check_same_weights, is_adapter, load_config, load_model, weights_identity
+from ..adapters import is_adapter, load_config, load_model
 from ..data.account import Account
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..open_tokenizer import open_tokenizer
 from ..positions import most_positions
 from ..storage.model_folder import open_model_folder
+from ..storage.record import Record
 from ..transformers_logging import errors_only
 from .of_heads import pooling_of
 from .tokens import UNLIMITED
@@ -43,14 +44,19 @@ class Teacher:
         return f"{SETTING}={self.name!r}"
 
     @cached_property
+    def record(self) -> Record:
+        """Of its weights, as they are before they are read."""
+        return Record.now(self.path)
+
+    @property
     def identity(self) -> list:
         """JSON that changes whenever the teacher's answers do."""
-        return weights_identity(self.path)
+        return self.record.weights
 
     def unchanged(self, answers: Any) -> Any:
-        """Return what has been computed with the model; raise UserError if its files have changed since `identity`."""
+        """Return what has been computed with the model; raise UserError if its files have changed since `record`."""
         if self.is_folder:  # the commit of a repository is in its identity, and asking for it takes a request
-            check_same_weights(self.path, self.identity, SETTING)
+            self.record.check_still(self.path, SETTING)
         return answers
 
     @property
@@ -106,7 +112,7 @@ class Teacher:
     @cached_property
     def model(self):
         """The model, in evaluation mode, on an accelerator where there is one. Raises UserError."""
-        _ = self.identity  # before it is read
+        _ = self.record  # before it is read
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
         with loading(self.words), errors_only():
             dtype = torch.float32 if device.type == "cpu" else "auto"

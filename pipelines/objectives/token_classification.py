@@ -98,8 +98,7 @@ class ReadsTags(ReadsExamples):
         return data
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> TagLabels:
-        of_tags = {"classes_in": self._tags_in, "learned": self._learned, "kind": TagLabels}
-        labels = find_classes(self, sources, cache, **of_tags)
+        labels = find_classes(self, sources, cache, classes_in=self._tags_in, learned=self._learned, kind=TagLabels)
         return replace(labels, scheme=self._scheme(labels.classes.names))
 
     def _scheme(self, names: list[str]) -> str:

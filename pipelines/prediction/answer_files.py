@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UserError
 from ..evaluation.request import check_writable
 from ..storage.atomic import replaced_file
-from ..storage.checksums import read_value, write_value
+from ..storage.contents import read_value, write_value
 from ..storage.folder_lock import FolderInUse, folder_lock
 from ..storage.json_text import finite, json_text
 

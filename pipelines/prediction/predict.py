@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ import torch
 import transformers
 from accelerate import PartialState
 
-from ..adapters import check_same_weights, weights_identity
 from ..data.account import CUT, READ_AS, Account, ColumnsMet
 from ..data.account_words import unusual
 from ..data.cells import IfThere
+from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
@@ -35,12 +35,12 @@ from ..plugins import objective_of
 from ..recipes.recipe_files import recipe_beside
 from ..recipes.schema import ModelSection, Recipe
 from ..storage.cache import sha
-from ..storage.checksums import States, check_unchanged, hashed_files
-from ..storage.record import code_identity
+from ..storage.contents import States, check_unchanged, hashed_files
+from ..storage.record import Record, code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty, parts
+from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -50,8 +50,8 @@ NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in tran
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    answers: reads the rows and answers them. wanted: the columns that it reads. weights: as weights_identity gives
-    them. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
+    answers: reads the rows and answers them. wanted: the columns that it reads. model: its record, made before it is
+    read. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
     that hold nothing to answer. content: a hash of all that is read in them. account: of what came in.
     """
 
@@ -62,7 +62,7 @@ class Prediction:
     wanted: list[str]
     batch_size: int
     max_new_tokens: int | None
-    weights: list
+    model: Record
     files: States = field(default_factory=dict)
     total: int = 0
     empty: int = 0
@@ -77,10 +77,10 @@ class Prediction:
     def count(self) -> int:
         return -(-self.total // self.part_size)
 
-    def key(self) -> str:
-        """A hash of the model, the rows, the settings and the code: of all on which the answers depend."""
+    def record(self) -> Record:
+        """What the answers are of."""
         settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
-        return sha([self.weights, self.content, settings, code_identity()])
+        return replace(self.model, data={"rows": self.content}, recipe=sha(settings), code=code_identity())
 
     def read(self) -> None:
         """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
@@ -170,7 +170,7 @@ def prepare_prediction(
     named = Columns(columns or {})
     settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
     rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
-    weights = weights_identity(recipe.model.name_or_path)  # before anything of the model is loaded
+    record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])
     data = _data(recipe, config, available)
@@ -180,7 +180,7 @@ def prepare_prediction(
     if data.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, wanted, batch_size, max_new_tokens, weights)
+    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, wanted, batch_size, max_new_tokens, record)
     prediction.read()
     return prediction
 
@@ -253,7 +253,7 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
     """Answer this process's parts that are not there, and give them to `out` or `take`."""
     numbers = range(state.process_index, prediction.count, state.num_processes)
     if out is not None:
-        out.begin(prediction.key())
+        out.begin(prediction.record().key)
         missing = [number for number in numbers if out.answers(number) is None]
         state.wait_for_everyone()  # all have looked for parts before the first process removes them
         if state.is_main_process:
@@ -263,11 +263,11 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
             say([f"going on: {done:,} of {counted(len(numbers), 'part')} {'is' if done == 1 else 'are'} there"])
         numbers = missing
     finished, to_answer = prediction.finished(state.device), set(numbers)
-    pieces = parts(prediction.rows, prediction.part_size)
+    pieces = in_batches(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):
         part = next(pieces, [])
         if number in to_answer:
             answers = prediction.answered(finished, part)
             check_unchanged(prediction.files)  # before they are kept as answers to what was hashed
-            check_same_weights(prediction.recipe.model.name_or_path, prediction.weights, "MODEL")
+            prediction.model.check_still(prediction.recipe.model.name_or_path, "MODEL")
             take(answers) if out is None else out.add(number, answers)

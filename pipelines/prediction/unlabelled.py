@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -178,9 +177,3 @@ class Columns:
                     f"one that is meant by --columns {name}={(names or ['COLUMN'])[0]}"
                 ) from None
         return row | columns
-
-
-def parts(rows: Iterable[Asked], size: int) -> Iterator[list[Asked]]:
-    rows = iter(rows)
-    while part := list(islice(rows, size)):
-        yield part

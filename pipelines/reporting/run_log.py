@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from ..recipes.own_settings import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
-from ..storage.record import OF, Record, of_its_model
+from ..storage.record import OF, Record, data_identity, of_its_model
 from ..words import counted
 
 RUN_FILE = "run.json"
@@ -148,8 +148,14 @@ class RunLog:
 
     @cached_property
     def by_position(self) -> dict[str, Any]:
-        """What `anyformer evaluate --by-position` has written for a sweep: "tokens_before" and "perplexity"."""
-        return _object(self.folder / BY_POSITION_FILE, self.damaged, self.model)
+        """What `anyformer evaluate --by-position` has written for a sweep: "tokens_before" and "perplexity".
+
+        Empty if it is of other data, too: runs are compared by it.
+        """
+        if not (self.folder / BY_POSITION_FILE).is_file():
+            return {}
+        now = replace(self.model, data=data_identity(self.recipe))
+        return _object(self.folder / BY_POSITION_FILE, self.damaged, now)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -209,8 +215,8 @@ def _lines(file: Path, damaged: list[str]) -> list[dict]:
     return entries
 
 
-def _object(file: Path, damaged: list[str], model: Record) -> dict[str, Any]:
-    """The JSON object in a file that a sweep wrote; empty if it is missing, damaged or of another model."""
+def _object(file: Path, damaged: list[str], now: Record) -> dict[str, Any]:
+    """The JSON object in a file that a sweep wrote; empty if it is missing, damaged or of another record than now's."""
     if not file.is_file():
         return {}
     try:
@@ -220,7 +226,8 @@ def _object(file: Path, damaged: list[str], model: Record) -> dict[str, Any]:
     if not isinstance(content, dict):
         damaged.append(f"{file.name} is damaged and not shown; the sweep that wrote it measures it again without it")
         return {}
-    if Record.of(content).differs_from(model) is not None:
-        damaged.append(f"{file.name} is of another model and not shown; the sweep that wrote it measures this one")
+    if (other := Record.of(content).differs_from(now)) is not None:
+        what = "another model" if other == "weights" else f"other {other}"
+        damaged.append(f"{file.name} is of {what} and not shown; the sweep that wrote it measures it again")
         return {}
     return content

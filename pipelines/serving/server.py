@@ -9,7 +9,7 @@ from anyformer.modeling.rules.serving import VLLM, refusal
 from ..adapters import load_config, refuse_adapter
 from ..errors import UserError, loading, need_package
 from ..generation import check_writes_text, locate_model
-from ..interop.convert_checkpoint import convert, saved_tokenizer
+from ..interop.convert_checkpoint import convert, is_twin, saved_tokenizer
 from ..interop.families import is_ours
 from ..transformers_logging import silent
 
@@ -53,8 +53,7 @@ def native_twin(source: str, vllm: str) -> str:
     """The folder of a model's native conversion, made if it is missing. vllm: why vLLM does not serve the model."""
     folder = Path(source)
     native = Path(f"{source if folder.is_dir() else folder.name}-native")
-    saved, converted = (path / "config.json" for path in (folder, native))
-    if not converted.is_file():
+    if not (native / "config.json").is_file():
         try:
             print(convert(source, native, to="native"), flush=True)
         except UserError as error:
@@ -62,6 +61,8 @@ def native_twin(source: str, vllm: str) -> str:
                 f"MODEL={source} cannot be served: vLLM {vllm}, transformers serve knows transformers' own classes "
                 f"alone, and the model has no native twin: {error}"
             ) from error
-    elif saved.is_file() and saved.stat().st_mtime > converted.stat().st_mtime:
-        raise UserError(f"{native} is older than MODEL={source}; remove it, and the same command makes it anew")
+    elif not is_twin(native, source):
+        raise UserError(
+            f"{native} is not of MODEL={source} as it is now; remove it, and the same command makes it anew"
+        )
     return str(native)

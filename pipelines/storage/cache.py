@@ -11,20 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..manifest import sha
+from ..manifest import MANIFEST, find_change, manifest_of, sha, sha256
 from .atomic import make_sibling_folder, sync_file
-from .checksums import (
-    States,
-    check_unchanged,
-    contents,
-    find_change,
-    hashed_files,
-    read_value,
-    write_checksums,
-    write_value,
-)
+from .contents import States, check_unchanged, contents, hashed_files, read_value, write_value
 from .full_disk import is_disk_full
 
+ALWAYS = 2**30  # bytes; smaller files are hashed at each start
 _ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned
 
 
@@ -42,9 +34,9 @@ def cached_folder(
 ) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
-    The files get checksums, which are compared before the entry is used (see checksums.find_change). A changed entry is
-    set aside and built again, and one line on standard error says so. files: the files that `build` reads, with their
-    states before they were hashed for the key.
+    The entry has a manifest, which is compared before it is used. A changed entry is set aside and built again, and one
+    line on standard error says so. files: the files that `build` reads, with their states before they were hashed for
+    the key.
 
     A killed run leaves at most a temporary folder, which is never read and is removed after a day. Several processes
     may build the same entry at once: the first one to finish wins, and all get equal content.
@@ -68,7 +60,7 @@ def cached_folder(
     try:
         build(work)
         check_unchanged(files or {})
-        write_checksums(work)
+        (work / MANIFEST).write_text(manifest_of(work, sorted(path for path in work.iterdir() if path.is_file())))
         for path in work.iterdir():
             sync_file(path)
         _rename(work, target)
@@ -107,7 +99,7 @@ def _looked_at(root: Path, target: Path) -> tuple[bool, str | None]:
     """Whether an entry is there, and what is wrong with it."""
     try:
         is_there = target.exists()
-        return is_there, find_change(target) if is_there else None
+        return is_there, _fault_of(target) if is_there else None
     except PermissionError as error:
         raise UserError(
             f"data.cache_dir={str(root)!r} has {error.filename} of another user, who lets nobody else read it; ask for "
@@ -117,7 +109,18 @@ def _looked_at(root: Path, target: Path) -> tuple[bool, str | None]:
 
 def is_complete(folder: Path) -> bool:
     """Whether an entry is there, whole and unchanged."""
-    return folder.exists() and find_change(folder) is None
+    return folder.exists() and _fault_of(folder) is None
+
+
+def _fault_of(entry: Path) -> str | None:
+    """What of an entry has changed since it was made, in words; large files are hashed once in each state."""
+
+    def hash_file(file: Path) -> str:
+        return contents.value(file, "sha256", sha256) if file.stat().st_size > ALWAYS else sha256(file)
+
+    fault = find_change(entry, hash_file)
+    contents.write()
+    return fault
 
 
 def _set_aside(target: Path, fault: str) -> None:
@@ -149,7 +152,7 @@ def _rename(work: Path, target: Path) -> None:
             raise
         if not target.exists():  # another process was faster, and it or a third one has moved the entry away since
             _rename(work, target)
-        elif find_change(target) is not None:
+        elif _fault_of(target) is not None:
             raise
 
 

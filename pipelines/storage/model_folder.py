@@ -1,6 +1,6 @@
 """Model folders: a saved model's config, weights and the code files it loads with."""
 
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from ..manifest import (
     WEIGHTS,
     WEIGHTS_INDEX,
     check_saved_files,
-    entries_of,
     files_of_answers,
     is_any,
+    manifest_of,
     read_json,
-    tensor_sizes,
+    tensor_shapes,
     weight_files,
 )
 from .atomic import write_atomically
@@ -79,7 +79,7 @@ class ModelFolder:
         Raises UserError for a file that is no complete safetensors file.
         """
         files = (file for file in self.weight_files() if file.suffix == ".safetensors")
-        return sum(count for file in files for count in tensor_sizes(file).values())
+        return sum(math.prod(shape) for file in files for shape in tensor_shapes(file).values())
 
     def code_files(self) -> dict[str, Path]:
         """Every code file the model loads with, by name: those of `auto_map` and all siblings they import.
@@ -141,7 +141,7 @@ def remove_supplied_code(folder: Path) -> None:
 def write_manifest(folder: Path) -> None:
     """Write the manifest of a finished run's folder, which every command that reads the model compares."""
     files = [file for file in files_of_answers(folder) if not is_any(file.name, MAY_CHANGE)]
-    write_atomically(folder / MANIFEST, json.dumps(entries_of(folder, files), indent=1))
+    write_atomically(folder / MANIFEST, manifest_of(folder, files))
 
 
 def open_model_folder(folder: Path | str) -> ModelFolder:

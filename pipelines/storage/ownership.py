@@ -3,16 +3,15 @@
 DeepSpeed and FSDP read their parts of a checkpoint with pickle, which runs what a file tells it to.
 """
 
-import json
 import os
 from pathlib import Path
 
-from .checkpoints import MANIFEST
+from ..manifest import MANIFEST, read_manifest
 
 
 def find_foreign(checkpoint: Path) -> str | None:
     """A path of a verified checkpoint that is a link, another user's or not in the manifest, in words; None: none."""
-    listed = set(json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8")))
+    listed = read_manifest(checkpoint)
     for path in (checkpoint.parent, checkpoint, *sorted(checkpoint.rglob("*"))):
         name = "the folder" if path in (checkpoint, checkpoint.parent) else str(path.relative_to(checkpoint))
         if path.is_symlink():

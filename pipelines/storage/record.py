@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ..adapters import is_same_model, weights_identity
+from ..errors import UserError
 from ..manifest import sha
 from ..plugins import loaded_plugins
-from .checksums import content_hash
+from .contents import content_hash
 
 OF = "of"  # the key of a record in the JSON of its result
 RESULTS = ("metrics", "samples", "signatures")  # in run.json, of the finished model
@@ -56,6 +57,24 @@ class Record:
         kept = result.get(OF) if isinstance(result, dict) else None
         kept = kept if isinstance(kept, dict) else {}
         return cls(**{name: kept.get(name) for name in cls.__dataclass_fields__})
+
+    def check_still(
+        self, name_or_path: str | Path, what: str, settings: dict[str, Any] | None = None, alone: bool = False
+    ) -> None:
+        """Raise UserError where a model, or the data of `settings`, has changed since this record was made.
+
+        It is made before they are read, and what is kept of them would else lie under the identity of other files.
+        what: the setting that names the model. alone: as weights_identity.
+        """
+        if weights_identity(name_or_path, alone=alone) != self.weights:
+            raise UserError(f"{what}={name_or_path} was changed while it was read; start again once it is written")
+        if settings is not None and data_identity(settings) != self.data:
+            raise UserError("a file of the data was changed while it was read; start again once it is written")
+
+    @property
+    def key(self) -> str:
+        """A name for what is kept of it, another one where any part differs."""
+        return sha(asdict(self))
 
     def facts(self) -> dict[str, Any]:
         """{OF: the known parts}, for the JSON of the result."""
@@ -120,7 +139,7 @@ def _hash_of_files(pattern: str) -> str | None:
             # Hidden files are written by programs that show or download a folder: .DS_Store, .cache.
             is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
             if file.is_file() and not is_hidden:
-                hashes.append(content_hash(file))
+                hashes.append(content_hash(file) if os.access(file, os.R_OK) else None)  # its reader will say it
     return sha(hashes) if hashes else None
 
 

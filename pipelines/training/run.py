@@ -10,7 +10,6 @@ from pathlib import Path
 import transformers
 from transformers import set_seed
 
-from ..adapters import check_same_weights
 from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
 from ..recipes.schema import Recipe
@@ -18,6 +17,7 @@ from ..recipes.stage_plan import of_stage
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
+from ..storage.record import Record
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
 from .checkpoints.resume import Verdict
@@ -115,7 +115,7 @@ def fresh_model(session: Session):
     model = build_model(session.recipe, session.data, session.arguments, session.engine, session.quiet)
     if (base := session.recipe.model.name_or_path) is not None:
         before = session.data.facts["base_weights"]
-        session.from_main(lambda: check_same_weights(base, before, "model.name_or_path", alone=True))
+        session.from_main(lambda: Record(before).check_still(base, "model.name_or_path", alone=True))
     check_length(session.data.objective, model.config, trains=True, data=session.data)
     for run in session.stages:
         with of_stage(run.stage.number):

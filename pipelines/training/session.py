@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
 from ..objectives.data import Data, is_packed
-from ..objectives.prepare import prepare_data
+from ..objectives.prepare import cache_of, prepare_data
 from ..recipes.checks import check_schedule
 from ..recipes.parallelism import check_processes, words_of
 from ..recipes.schema import MINIMAL_PAIRS, Recipe
@@ -84,12 +84,13 @@ class Session:
 
             locate_model(recipe.model.name_or_path, "model.name_or_path")
             check_rows_fit(recipe)
+        cache_of(recipe)  # where the hashes of the data are kept
+        self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))  # as it was before it was read
         with self.arguments.main_process_first(local=False, desc="preparing data"):
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
             self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
         rows, folder = self.data.rows["train"], self.folder
-        folder.read = self.from_main(partial(data_identity, recipe.to_dict()))
         self.add_facts()
         folder.data, per_step = self.data.facts, rows_of(self.arguments)
         per_epoch = steps_of_epoch(rows.in_epoch, per_step)

@@ -4,7 +4,8 @@ import shutil
 import subprocess
 
 import pytest
-from anyformer.pipelines.storage.checkpoints import find_corruption, list_checkpoints
+from anyformer.pipelines.manifest import find_change
+from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from processes import Process
 
 # override of the tiny recipe -> what the sentence must say
@@ -71,7 +72,7 @@ def test_a_diverging_run_stops_and_keeps_its_good_checkpoints(tiny_recipe, comma
     sentence = capsys.readouterr().err.strip()
     assert "step" in sentence and "lower training.learning_rate" in sentence and "\n" not in sentence
     assert not (tmp_path / "run" / "model.safetensors").exists()
-    assert all(find_corruption(c) is None for c in list_checkpoints(tmp_path / "run"))
+    assert all(find_change(c) is None for c in list_checkpoints(tmp_path / "run"))
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_a_really_full_disk_ends_in_one_sentence_with_the_last_checkpoint_usable
     last = process.text().strip().splitlines()[-1]
     assert "disk is full" in last and "last complete checkpoint is" in last
     (found, *_) = checkpoints = list_checkpoints(small_disk / "run")
-    assert str(found) in last and all(find_corruption(c) is None for c in checkpoints)
+    assert str(found) in last and all(find_change(c) is None for c in checkpoints)
     moved = tmp_path / "moved"  # more room: the run goes on from there
     shutil.copytree(small_disk / "run", moved)
     again = Process(command, "train", recipe, f"training.output_dir={moved}", output=tmp_path / "again.txt")

@@ -12,10 +12,8 @@ import pytest
 import torch
 import yaml
 from anyformer.pipelines.storage.atomic import new_folder
-from anyformer.pipelines.storage.checkpoints import find_last_complete
 from anyformer.pipelines.storage.model_folder import write_manifest
 from processes import Process
-from run_folders import make_checkpoint
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_bytes
 from transformers import AutoModelForCausalLM
@@ -78,8 +76,32 @@ DAMAGE |= {
 }
 
 
-@pytest.mark.parametrize("has_manifest", [False, True], ids=["foreign", "ours"])
-@pytest.mark.parametrize("damage", DAMAGE)
+def swap_tokens(file):
+    content = json.loads(file.read_text())
+    vocabulary = content["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    file.write_text(json.dumps(content))
+
+
+def set_others(file):
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1, "model_max_length": 7}))
+
+
+# Whole files, which are not those that were saved with the weights.
+OTHERS = {
+    "other tokens": ("tokenizer.json", lambda model: swap_tokens(model / "tokenizer.json")),
+    "no tokenizer": ("tokenizer.json", lambda model: (model / "tokenizer.json").unlink()),
+    "another template": ("chat_template.jinja", lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}")),
+} | {
+    f"other settings in {file}": (file, lambda model, file=file: set_others(model / file))
+    for file in ("config.json", "tokenizer_config.json")
+}
+CASES = [(damage, has_manifest) for damage in DAMAGE for has_manifest in (False, True)]
+CASES += [(damage, True) for damage in OTHERS]
+
+
+@pytest.mark.parametrize("damage, has_manifest", CASES)
 def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     damage, has_manifest, model, command, capsys, tmp_path, tiny_recipe
 ):
@@ -87,14 +109,16 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     recipe = tiny_recipe()
     sections = {section: {"name_or_path": str(model)} for section in ("model", "tokenizer")}
     recipe.write_text(yaml.safe_dump(yaml.safe_load(recipe.read_text()) | sections))
+    (model / "chat_template.jinja").write_text("{{ messages }}")
     if has_manifest:
         write_manifest(model)
-    named, act = DAMAGE[damage]
+    named, act = (DAMAGE | OTHERS)[damage]
     act(model)
     doors = [
         ["train", recipe],
         ["preview", recipe],
         ["evaluate", model, recipe],
+        ["evaluate", model, recipe, "--by-position"],
         ["predict", model, tmp_path / "rows.jsonl", "--out", tmp_path / "answers.jsonl"],
         ["generate", model, "a"],
         ["chat", model],
@@ -103,9 +127,9 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
         ["export", model, "--to", "torch_export", "--out", tmp_path / "program"],
         ["publish", model, "me/mine", "--dry-run", "--no-check"],
         ["serve", model],
+        ["check", model],
+        ["tokenizer", model, "a"],
     ]
-    if "token" in damage or " config" in damage:
-        doors.append(["tokenizer", model, "a"])
     for words in doors:
         assert command(*words) == 2, words
         printed = capsys.readouterr().err
@@ -137,17 +161,6 @@ def test_a_damaged_image_processor_is_named(content, command, capsys, tmp_path, 
         assert command(*words) == 2, words
         printed = capsys.readouterr().err
         assert printed.count("\n") == 1 and f"{model / 'preprocessor_config.json'}" in printed, printed
-
-
-@pytest.mark.parametrize("manifest", ["{}", "[]", "null", '{"model.safet'])
-@pytest.mark.parametrize("has_weights", [True, False], ids=["weights", "none"])
-def test_checkpoints_with_a_manifest_of_nothing_are_set_aside(manifest, has_weights, tmp_path):
-    checkpoint, reports = make_checkpoint(tmp_path, 3), []
-    (checkpoint / "manifest.json").write_text(manifest)
-    if not has_weights:
-        (checkpoint / "model.safetensors").unlink()
-    assert find_last_complete(tmp_path, report=reports.append) is None
-    assert "manifest" in reports[0] and (tmp_path / "corrupt-checkpoint-3").is_dir()
 
 
 @pytest.mark.parametrize("words", ["convert MODEL DST", "export MODEL --to torch_export --out DST"])

@@ -8,10 +8,11 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.manifest import find_change
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.patches import OVERRIDDEN
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.storage.checkpoints import STAGING, find_corruption, list_checkpoints
+from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from torch.utils.data import Dataset
@@ -121,7 +122,7 @@ def test_checkpoints_are_committed_carry_their_run_and_keep_the_cache_on(make_tr
     found = list_checkpoints(trainer.guard.output_dir)
     assert [c.name for c in found] == ["checkpoint-12", "checkpoint-8"]
     for checkpoint in found:
-        assert find_corruption(checkpoint) is None
+        assert find_change(checkpoint) is None
         assert json.loads((checkpoint / "anyformer_run.json").read_text()) == {"run": 1}
         assert json.loads((checkpoint / "config.json").read_text())["use_cache"] is True
         assert not list(checkpoint.glob("*.py"))  # the installed package has the code
@@ -191,7 +192,7 @@ def test_a_full_disk_leaves_the_last_complete_checkpoint_usable(make_trainer, mo
         trainer.train()
     assert calls
     (found,) = list_checkpoints(trainer.guard.output_dir)
-    assert found.name == "checkpoint-4" and find_corruption(found) is None
+    assert found.name == "checkpoint-4" and find_change(found) is None
     assert not (trainer.guard.output_dir / STAGING).exists()
     monkeypatch.undo()
     again = make_trainer()

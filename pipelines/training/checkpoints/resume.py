@@ -17,7 +17,7 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback
 
-from ...adapters import ADAPTER_CONFIG, is_same_model
+from ...adapters import ADAPTER_CONFIG
 from ...errors import UserError
 from ...manifest import MAY_CHANGE, check_saved_files, files_of_answers, is_any
 from ...plugins import loaded_plugins
@@ -211,7 +211,7 @@ class Resume:
             weights = now.get(key)
             # A commit on the Hub may have changed the card alone: it counts only where the weights are read again.
             is_whole = name == "model" and self.recipe.training.lora is None and "@" in str(weights)
-            if weights is not None and not is_whole and not is_same_model(before.get(key), weights):
+            if weights is not None and not is_whole and Record(before.get(key)).differs_from(Record(weights)):
                 where = getattr(self.recipe, name).name_or_path
                 yield f"the weights of {name}.name_or_path={where!r} have changed since"
         asked = rows_asked_for(stored["recipe"]) == rows_asked_for(self.recipe.to_dict())
@@ -453,7 +453,7 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
             f"{checkpoint} is of a run with sp, whose loader cannot begin in the middle of the rows; begin from its "
             f"weights in another output_dir, by model.name_or_path={checkpoint}"
         )
-    # The checksums of its files have been verified by its manifest before.
+    # The hashes of its files have been verified by its manifest before.
     foreign = find_foreign(checkpoint) if engine.reads_pickles and not trusted else None
     if foreign is not None:
         raise UserError(

@@ -8,6 +8,7 @@ import tracemalloc
 from contextlib import nullcontext
 
 import pytest
+from anyformer.pipelines import manifest
 from anyformer.pipelines.data import encoding, token_store, tokenization
 from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.documents import Limits
@@ -16,7 +17,7 @@ from anyformer.pipelines.data.opening import open_corpora
 from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.data.tokenization import Share, Tokenization
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
-from anyformer.pipelines.storage import cache, checksums
+from anyformer.pipelines.storage import cache
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from processes import Process
 from task_data import documents_in
@@ -184,7 +185,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding, "_BATCH", 4000)
     monkeypatch.setattr(tokenization, "_GROUP", 4000)
     monkeypatch.setattr(token_store, "_PIECE", 1000)
-    monkeypatch.setattr(checksums, "crc32", lambda path: 0)  # it reads a megabyte at a time, more than is written here
+    monkeypatch.setattr(manifest, "sha256", lambda path: "")  # it reads a megabyte at a time, more than is written here
     tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), written(tmp_path, 1), tmp_path, progress=False)
     store_of(written(tmp_path, 1), tokenizer, tmp_path / "first")  # with everything that is imported on the way
     peaks = []

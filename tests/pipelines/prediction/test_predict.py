@@ -421,16 +421,6 @@ def test_a_killed_prediction_goes_on_from_its_parts(classes, tmp_path, capsys):
     assert out.read_bytes() == whole.read_bytes()
 
 
-def test_parts_of_other_rows_are_not_taken(classes, tmp_path):
-    out = tmp_path / "out.jsonl"
-    for key in ("another", "a third"):
-        other = AnswerFile(out)
-        other.begin(key)
-        other.add(0, [{"prediction": "of other rows"}])
-    assert "of other rows" not in anyformer.predict(classes, rows_of(TEXTS), out=out).read_text()
-    assert not list(tmp_path.glob(".out*"))
-
-
 def stopped(monkeypatch, *arguments, **how) -> None:
     """A prediction that ends when all of its parts are there, but not yet joined."""
     with monkeypatch.context() as patch:

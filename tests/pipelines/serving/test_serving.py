@@ -23,6 +23,7 @@ from anyformer.pipelines.serving.export_formats import check_format
 from anyformer.pipelines.serving.server import server_command
 from family_variants import ZOO
 from local_hub import client_env
+from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_bytes
 from transformers import (
     AutoModelForCausalLM,
@@ -262,8 +263,13 @@ def test_a_model_of_ours_is_served_by_its_native_twin_which_is_made_once(saved, 
     assert server_command(folder, "127.0.0.1", 8000) == words
     assert server_command(f"{folder}-native", "127.0.0.1", 8000) == words  # a native model as it is
     assert Path(f"{folder}-native/model.safetensors").stat().st_mtime_ns == made
-    os.utime(f"{folder}/config.json")  # trained again
-    with pytest.raises(UserError, match=r"model-native is older than MODEL=.*remove it"):
+    os.utime(f"{folder}/config.json")  # its content is as it was
+    assert server_command(folder, "127.0.0.1", 8000) == words
+    file = Path(folder) / "model.safetensors"  # trained again, and copied with its time
+    state, weights = file.stat(), load_file(file)
+    save_file({name: x + 0.1 for name, x in weights.items()}, file, {"format": "pt"})
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    with pytest.raises(UserError, match=r"model-native is not of MODEL=.* as it is now; remove it"):
         server_command(folder, "127.0.0.1", 8000)
 
 

@@ -19,9 +19,11 @@ from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.images.image_store import store_images
+from anyformer.pipelines.manifest import sha256
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
-from anyformer.pipelines.storage import cache, checksums
+from anyformer.pipelines.storage import cache
 from anyformer.pipelines.storage.cache import cached_folder
+from anyformer.pipelines.storage.contents import Contents
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 from processes import Process
 
@@ -56,7 +58,7 @@ def prepare(corpus, folder):
         ("meta.json", malformed),
         ("tokenizer.json", cut),
         ("tokenizer_config.json", malformed),
-        ("checksums.json", malformed),
+        ("manifest.json", malformed),
     ],
 )
 def test_a_damaged_entry_is_set_aside_and_made_again_and_one_line_says_so(tmp_path, corpus, capfd, name, damage):
@@ -76,12 +78,16 @@ def test_a_damaged_entry_is_set_aside_and_made_again_and_one_line_says_so(tmp_pa
 
 def test_of_a_large_entry_files_are_read_again_only_where_they_were_touched(tmp_path, monkeypatch):
     read = []
-    checksum_of = checksums.crc32
-    monkeypatch.setattr(checksums, "crc32", lambda path: read.append(path.name) or checksum_of(path))
-    monkeypatch.setattr(checksums, "ALWAYS", 3)
+    monkeypatch.setattr(cache, "sha256", lambda path: read.append(path.name) or sha256(path))
+    monkeypatch.setattr(cache, "ALWAYS", 3)
     state = os.stat(tmp_path)
 
     def make():
+        """As the next process does."""
+        new = Contents()
+        new.kept_in = tmp_path / "contents"
+        monkeypatch.setattr(cache, "contents", new)
+        time.sleep(0.03)  # a state is kept once no further change could leave it as it is
         return cached_folder(tmp_path, "kind", "key", lambda folder: (folder / "large").write_bytes(b"content"))
 
     folder = make()
@@ -92,10 +98,21 @@ def test_of_a_large_entry_files_are_read_again_only_where_they_were_touched(tmp_
     (folder / "large").write_bytes(b"CONTENT")
     os.utime(folder / "large", ns=(state.st_atime_ns, state.st_mtime_ns))  # as a copy that keeps times does
     assert (make() / "large").read_bytes() == b"content"
-    monkeypatch.setattr(checksums, "ALWAYS", 100)
+    monkeypatch.setattr(cache, "ALWAYS", 100)
     read.clear()
     make()
     assert read == ["large"]
+
+
+def test_contents_without_a_folder_are_kept_nowhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("text")
+    time.sleep(0.03)
+    contents = Contents()
+    assert contents.value(tmp_path / "file", "size", lambda path: path.stat().st_size) == 4
+    contents.kept_in = tmp_path / "contents"
+    contents.write()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_what_killed_runs_left_is_removed_when_nobody_has_written_to_it_for_a_day(tmp_path, monkeypatch):

@@ -6,11 +6,11 @@ import shutil
 
 import pytest
 import torch
+from anyformer.pipelines.manifest import find_change
 from anyformer.pipelines.storage.atomic import make_sibling_folder, replaced_file, write_atomically
 from anyformer.pipelines.storage.checkpoints import (
     STAGING,
     commit,
-    find_corruption,
     find_last_complete,
     list_checkpoints,
     prune,
@@ -100,7 +100,7 @@ def test_any_single_change_is_found(data, tmp_path_factory):
                     return
             except ValueError:
                 pass  # not JSON any more: damage that must be found below
-    assert find_corruption(second) is not None
+    assert find_change(second) is not None
     reports = []
     assert find_last_complete(folder, report=reports.append) == first
     assert len(reports) == 1 and "checkpoint-2" in reports[0]
@@ -110,7 +110,7 @@ def test_any_single_change_is_found(data, tmp_path_factory):
 def test_the_same_step_committed_again_replaces_the_old_one(tmp_path):
     make_checkpoint(tmp_path, 3)
     again = make_checkpoint(tmp_path, 3, {"model.safetensors": b"other"})
-    assert (again / "model.safetensors").read_bytes() == b"other" and find_corruption(again) is None
+    assert (again / "model.safetensors").read_bytes() == b"other" and find_change(again) is None
     assert not (again / "sub").exists()
 
 

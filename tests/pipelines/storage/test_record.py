@@ -4,12 +4,19 @@ import csv
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import yaml
+from anyformer.pipelines import adapters, manifest
+from anyformer.pipelines.api import Run
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.reporting.run_log import read_run
+from anyformer.pipelines.storage.model_folder import write_manifest
+from anyformer.pipelines.storage.record import Record
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 
@@ -72,56 +79,19 @@ def change_text(text: Path) -> None:
     os.utime(text, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def half(file: Path) -> None:
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-
-
-def other_tokens(file: Path) -> None:
-    content = json.loads(file.read_text())
-    vocabulary = content["model"]["vocab"]
+def test_a_run_whose_tokenizer_was_changed_is_not_gone_on_with(place, command, capsys):
+    run, recipe = place / "run", place / "tiny.yaml"
+    tokenizer = json.loads((run / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[-2:]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
-    file.write_text(json.dumps(content))
-
-
-def other_setting(file: Path) -> None:
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1, "model_max_length": 7}))
-
-
-DAMAGES = [
-    ("tokenizer.json", other_tokens),
-    ("tokenizer.json", half),
-    ("model.safetensors", half),
-    ("config.json", other_setting),
-    ("tokenizer_config.json", other_setting),
-    ("tokenizer.json", Path.unlink),
-]
-
-
-@pytest.mark.parametrize("name, damage", DAMAGES)
-def test_every_command_names_the_file_of_a_model_that_was_not_saved_with_it(name, damage, place, command, capsys):
-    run, recipe = place / "run", place / "tiny.yaml"
-    damage(run / name)
-    (place / "rows.jsonl").write_text('{"text": "a"}\n')
-    for words in (
-        ("train", recipe),
-        ("train", recipe, f"model={{name_or_path: {run}}}", "tokenizer={}", f"training.output_dir={place / 'tuned'}"),
-        ("train", recipe, f"tokenizer={{name_or_path: {run}}}", f"training.output_dir={place / 'same'}"),
-        ("evaluate", run),
-        ("evaluate", run, recipe, "--by-position"),
-        ("predict", run, place / "rows.jsonl", "--out", place / "answers.jsonl"),
-        ("generate", run, "def"),
-        ("chat", run),
-        ("convert", run, place / "native"),
-        ("export", run, "--to", "torch_export", "--out", place / "exported"),
-        ("inspect", run, "a text", "--out", place / "page.html"),
-        ("check", run),
-        ("publish", run, "me/mine", "--dry-run"),
-    ):
-        assert command(*words) == 2, words
-        sentence = capsys.readouterr().err.splitlines()[-1]
-        assert name in sentence and str(run) in sentence, (words, sentence)
-    assert not (place / "tuned").exists() or not list((place / "tuned").glob("checkpoint-*"))
+    (run / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for words in ([], [f"tokenizer={{name_or_path: {run}}}", f"training.output_dir={place / 'same'}"]):
+        assert command("train", recipe, *words) == 2
+        assert f"{run}: tokenizer.json has changed since it was saved with the weights" in capsys.readouterr().err
+    for name in ("model", "tokenizer"):
+        with pytest.raises(UserError, match=r"tokenizer\.json has changed"):
+            getattr(Run(run), name)
 
 
 def test_a_person_may_write_other_files_and_save_another_model_into_a_run_s_folder(place, command, capsys):
@@ -150,6 +120,9 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
     assert command("evaluate", run, place / "two.yaml") == 0
     suite = f"{json.loads((run / 'evaluation-two.json').read_text())['tasks']['tiny']['metrics']['loss']:.4f}"
     own = f"{facts_of(run)['metrics']['validation_perplexity']:.3g}"[:4]
+    by_position = Record.now(run, facts_of(run)["recipe"]).facts() | {"perplexity": [3.0]}
+    (run / "by-position.json").write_text(json.dumps(by_position))
+    assert read_run(run).by_position == by_position
     capsys.readouterr()
     assert command("publish", run, "me/mine", "--dry-run", "--no-check") == 0
     card = capsys.readouterr().out
@@ -162,7 +135,8 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
     card = capsys.readouterr().out
     assert suite not in card and "evaluation-two.json: tiny left out" in card
     assert ("left out: the model in" in card) == (own not in card) == (change == "weights")
-    other = place / "other"
+    log, other = read_run(run), place / "other"
+    assert not log.by_position and ("of another model" if change == "weights" else "of other data") in log.damaged[-1]
     shutil.copytree(run, other)
     assert command("report", run, other, "--out", place / "both.html") == 0
     assert command("report", run) == 0
@@ -175,9 +149,21 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
         assert "metrics.jsonl" not in files and "metrics" not in json.loads(files["run.json"])
 
 
+def test_what_is_shown_reads_a_large_file_only_where_it_was_touched(place, monkeypatch):
+    run, read = place / "run", []
+    time.sleep(0.03)  # the manifest is younger than what it names
+    write_manifest(run)
+    monkeypatch.setattr(manifest, "LARGE", 0)
+    monkeypatch.setattr(adapters, "hash_of", lambda file: read.append(file.name) or manifest.hash_of(file))
+    before = adapters.weights_identity(run)
+    read.clear()
+    assert adapters.weights_identity(run, shown=True) == before and "model.safetensors" not in read
+    change_weights(run)
+    assert adapters.weights_identity(run, shown=True) == adapters.weights_identity(run) != before
+
+
 def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
     from anyformer.pipelines.publishing.run_facts import RunFacts
-    from anyformer.pipelines.storage.record import Record
 
     base, adapter = place / "run", place / "adapter"
     adapter.mkdir()
@@ -309,8 +295,17 @@ def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(role, p
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
+def test_nothing_is_kept_of_data_that_is_replaced_while_a_model_is_measured(place, command, monkeypatch, capsys):
+    from anyformer.pipelines.evaluation import evaluate
+
+    load, text = evaluate.load, place / "text.jsonl"
+    monkeypatch.setattr(evaluate, "load", lambda *arguments: change_text(text) or load(*arguments))
+    assert command("evaluate", place / "run") == 2
+    assert "a file of the data was changed while it was read" in capsys.readouterr().err
+    assert not list((place / "run").glob("evaluation-*"))
+
+
 def test_a_reference_that_is_replaced_while_it_is_read_leaves_no_log_probabilities(tmp_path, monkeypatch):
-    from anyformer.pipelines.errors import UserError
     from anyformer.pipelines.objectives.prepare import prepare_data
     from anyformer.pipelines.recipes.compose import load_recipe
     from task_data import task_recipe

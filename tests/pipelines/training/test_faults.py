@@ -462,7 +462,7 @@ def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, "[]", '{"' + "x" * 5000 + '": {"size": 1, "sha256": ""}}', "{}\xff", "3"]
+    "text", ["[" * 100_000, "[]", "{}", "null", '{"' + "x" * 5000 + '": {"size": 1, "sha256": ""}}', "{}\xff", "3"]
 )
 @pytest.mark.parametrize("file", ["manifest.json", "anyformer_run.json"])
 def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(file, text, tmp_path):
