@@ -94,7 +94,7 @@ def test_a_command_loads_the_files_that_it_runs_alone():
     words = [sys.executable, "-c", program, "train", "quickstart", "--print-recipe"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     files = done.stdout.splitlines()[-1].split()
-    assert len(files) <= 50, files  # eight of them are the interface of what is learned: a row and its parts
+    assert len(files) <= 53, files  # eight of them are the interface of what is learned: a row and its parts
     assert not [name for name in files if name.endswith(("_command", ".masked")) and "train_" not in name]
 
 
