@@ -1,13 +1,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
+from ..data.batch_keys import IGNORE_INDEX, PREFIX_MASK, row_generators, row_ids
 from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.special_tokens import MASK
 from .base import FamiliesWith, Objective, Planned
 from .data import Data
-from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
+from .looking_ahead import check_ahead, is_our_decoder
 from .masking import (
     HIDDEN,
     WORDS,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ..data.batch_keys import PREFIX_MASK
 from ..data.cells import text_of
 from ..errors import UserError
 from ..lazy import np, torch
@@ -12,7 +13,6 @@ from ..recipes.special_tokens import MASK
 from ..recipes.types import show
 from .answering import piped
 from .base import SHARE, Objective
-from .looking_ahead import PREFIX_MASK
 from .showing import documents_line, is_label, masked_text
 from .text import Continues, shifts_labels
 

@@ -13,6 +13,7 @@ from ..data.rows import Rows
 from ..errors import UserError
 from ..metrics import check_metrics
 from ..plugins import METRICS, register_objective
+from ..positions import UNLIMITED
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import refuse_idle
@@ -20,7 +21,7 @@ from .data import Data
 from .example_reads import ReadsExamples
 from .label_values import Classes, check_names, number_of
 from .showing import show_source_and_target
-from .tokens import UNLIMITED, train_or_load
+from .tokens import train_or_load
 from .writing import (
     SOURCE_AND_TARGET,
     LearnsToWrite,

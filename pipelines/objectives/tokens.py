@@ -13,8 +13,6 @@ from ..recipes.types import show
 if TYPE_CHECKING:
     from .base import Objective
 
-UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
-
 
 def no_tokens(objective: "Objective") -> Sequence[str]:
     """No further tokens."""
