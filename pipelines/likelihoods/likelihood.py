@@ -1,5 +1,6 @@
 """Log-likelihoods of continuations, computed in batches, equal to those computed for one text at a time."""
 
+import copy
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -96,7 +97,9 @@ def _of_continuations(model, pairs: list[Pair], batch_size: int, most: int) -> I
         read = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
         if past:
             read["attention_mask"] = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
-            read |= {_cache_argument(model): _copies(cache, len(batch)), "use_cache": True}
+            own = copy.deepcopy(cache)  # the model adds to it
+            own.batch_repeat_interleave(len(batch))
+            read |= {_cache_argument(model): own, "use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             read["logits_to_keep"] = kept = places.unique()
             places = torch.searchsorted(kept, places)
@@ -119,7 +122,7 @@ def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
     if length < LEAST_SHARED or kinds & set(BATCH_DEPENDENT_ROPE):
         return nothing
     prefix = rows[0][:length]
-    with torch.inference_mode():
+    with torch.no_grad():  # inference mode makes tensors that cannot be copied
         cache = model(input_ids=torch.tensor([prefix], device=model.device), use_cache=True).get(CACHE)
     if type(cache) is not DynamicCache or not all(
         isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in cache.layers
@@ -132,14 +135,6 @@ def _cache_argument(model) -> str | None:
     """The name of a model's cache argument; transformers renamed its own in 5.24."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in ("cache", "past_key_values") if name in parameters), None)
-
-
-def _copies(held: DynamicCache, rows: int) -> DynamicCache:
-    """A cache of `rows` rows, each a copy of the single row of `held`."""
-    cache = DynamicCache()
-    for number, layer in enumerate(held.layers):
-        cache.update(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1), number)
-    return cache
 
 
 def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:

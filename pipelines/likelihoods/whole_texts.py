@@ -168,7 +168,8 @@ def _hidden_log_probs(model, ids_RT, mask_RT, at_R, tokens_R, by_decoder: bool) 
 
     Nor does the last feed-forward layer of our own encoders (kept_tokens).
     """
-    rows, read = torch.arange(len(at_R)), {"input_ids": ids_RT}
+    rows = torch.arange(len(at_R))
+    read = {"input_ids": ids_RT}
     if by_decoder:
         read |= {PREFIX_MASK: mask_RT, "use_cache": False}
     elif not mask_RT.all():
@@ -176,8 +177,8 @@ def _hidden_log_probs(model, ids_RT, mask_RT, at_R, tokens_R, by_decoder: bool) 
     if "kept_tokens" in inspect.signature(model.forward).parameters:
         read["kept_tokens"] = rows * ids_RT.shape[1] + at_R
         return token_log_probs(model, read, tokens_R, (torch.zeros_like(rows), rows))
-    head, device = model.get_output_embeddings(), model.device
-    places = rows.to(device), at_R.to(device)
+    places = rows.to(model.device), at_R.to(model.device)
+    head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda module, args: (args[0][places][:, None], *args[1:]))
     try:
         return token_log_probs(model, read, tokens_R, (rows, at_R))
