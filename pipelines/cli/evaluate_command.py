@@ -95,14 +95,14 @@ def run(args) -> None:
     for option, owner in BELONGS_TO.items():
         if getattr(args, option) and not getattr(args, owner):
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
-    program = _program(args)
+    args.program = program = _program(args)
     args.several = len(args.models) > 1
     for given, programs, why in REFUSED:
         if program in programs and getattr(args, given):
             raise UserError(why)
     with json_alone(args.json) as answer:
         measure = {"pairs": _pairs, "suite": _suite}.get(program, _task)
-        result, output = measure(args, program)
+        result, output = measure(args)
         written = _write(result, output, args.predictions)  # before it is shown: a pipe's reader may leave early
         answer.append(result.facts())
         result.show()
@@ -128,7 +128,7 @@ def _program(args) -> str:
     return "task" if args.shots is None else "shots"
 
 
-def _task(args, program: str) -> "tuple[Measured, Path | None]":
+def _task(args) -> "tuple[Measured, Path | None]":
     """One model or two on a task: the result, and the file of its JSON."""
     from ..evaluation.request import check_predictions, check_shots, choose_split, evaluation_recipe
     from ..reporting.plots import check_by_position
@@ -141,29 +141,29 @@ def _task(args, program: str) -> "tuple[Measured, Path | None]":
         say(notes)
         check_predictions(recipes[-1], args.predictions)
     recipe = recipes[0]
-    if program == "shots":
+    if args.program == "shots":
         check_shots(recipe)
     split = choose_split(recipe, args.split)
     kinds = {"by_position": "by-position", "shots": "shots"}
-    kind = _against(*map(Path, args.models)) if program == "compare" else kinds.get(program)
+    kind = _against(*map(Path, args.models)) if args.several else kinds.get(args.program)
     output = _output(args, recipe.name, kind)
-    if program == "by_position":
+    if args.program == "by_position":
         check_by_position("--by-position", recipe)
         if output is None:
             raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; add --output FILE")
     say_loading()
-    return _measured(args, program, recipes, split, output), output
+    return _measured(args, recipes, split, output), output
 
 
-def _measured(args, program: str, recipes: list, split: str, output: Path | None) -> "Measured":
+def _measured(args, recipes: list, split: str, output: Path | None) -> "Measured":
     from ..evaluation import compare, evaluate, few_shot, position_perplexity
 
     recipe, most = recipes[0], args.max_examples
-    if program == "compare":
+    if args.program == "compare":
         return compare.compare_models(*recipes, split, most)
-    if program == "by_position":
+    if args.program == "by_position":
         return position_perplexity.evaluate_by_position(recipe, split, most)
-    if program == "shots":
+    if args.program == "shots":
         words = None if args.label_words is None else args.label_words.split(",")
         return few_shot.evaluate_few_shot(recipe, split, args.shots, args.template, words, most)
     picture = None if output is None else output.with_suffix(".png")
@@ -176,7 +176,7 @@ def _against(first: Path, second: Path) -> str:
     return f"against-{second.name if beside else str(second).strip('/').replace('/', '-')[-150:]}"
 
 
-def _pairs(args, program: str) -> "tuple[Measured, Path | None]":
+def _pairs(args) -> "tuple[Measured, Path | None]":
     from ..evaluation.request import check_writable, pairs_request
 
     given = args.models[0], args.recipe, args.overrides, args.max_examples
@@ -190,7 +190,7 @@ def _pairs(args, program: str) -> "tuple[Measured, Path | None]":
     return evaluate_pairs(recipe, settings), output
 
 
-def _suite(args, program: str) -> "tuple[Measured, Path | None]":
+def _suite(args) -> "tuple[Measured, Path | None]":
     from ..evaluation.request import recipes_of_suite
     from ..recipes.suite_file import read_suite
 
