@@ -5,6 +5,8 @@ from collections.abc import Iterator
 
 from .errors import UserError
 
+UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
+
 
 def most_positions(config) -> int | None:
     """The longest row in tokens for which a model has positions; None where its config does not say.

@@ -1,14 +1,16 @@
 """`anyformer evaluate`: a model on a task or a suite, or two models compared on a task."""
 
-from collections.abc import Callable
 from os.path import expanduser
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..words import say
-from .output import json_alone, quoted, refuse_json, say_loading, say_next
+from .output import json_alone, quoted, say_loading, say_next
 from .parser import add_json, add_overrides, at_least, whole_numbers
+
+if TYPE_CHECKING:
+    from ..evaluation.result import Measured
 
 
 def add_arguments(add_parser) -> None:
@@ -74,55 +76,133 @@ def _add_few_shot(parser) -> None:
 
 # Option -> the option that it needs.
 BELONGS_TO = {"template": "shots", "label_words": "shots"}
+OF_PAIRS = "minimal pairs are of one model, without --split; leave the rest out"
+# (what is given, the programs that it does not go with, the sentence). several: models.
+REFUSED = (
+    ("several", ("pairs",), OF_PAIRS),
+    ("split", ("pairs",), OF_PAIRS),
+    ("several", ("suite",), "a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK"),
+    ("by_position", ("pairs", "suite", "compare"), "--by-position is of one model and one task; a sweep draws several"),
+    ("shots", ("pairs", "suite", "compare", "by_position"), "--shots is of one model and one task, not --by-position"),
+    ("predictions", ("by_position", "suite"), "--predictions are of one task; name a single one"),
+)
 
 
 def run(args) -> None:
-    from ..evaluation.request import check_one_process, is_pairs
-    from ..recipes.suite_file import is_suite
+    from ..evaluation.request import check_one_process
 
     check_one_process()
     for option, owner in BELONGS_TO.items():
         if getattr(args, option) and not getattr(args, owner):
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
-    of_pairs, several = is_pairs(args.recipe), len(args.models) > 1
-    of_suite = is_suite(args.recipe) and not of_pairs
-    of_one = not (several or of_suite or of_pairs)
-    for is_refused, why in (
-        (of_pairs and (several or args.split), "minimal pairs are of one model, without --split; leave the rest out"),
-        (
-            of_suite and several,
-            "a suite is of one model; compare two on each of its tasks: anyformer evaluate A B TASK",
-        ),
-        (args.by_position and not of_one, "--by-position is of one model and one task; a sweep draws several"),
-        (args.shots and (args.by_position or not of_one), "--shots is of one model and one task, not --by-position"),
-        (args.predictions and (args.by_position or of_suite), "--predictions are of one task; name a single one"),
-    ):
-        if is_refused:
+    args.program = program = _program(args)
+    args.several = len(args.models) > 1
+    for given, programs, why in REFUSED:
+        if program in programs and getattr(args, given):
             raise UserError(why)
-    if args.by_position:
-        refuse_json(args, "--by-position")
-    of_shots = _few_shot if args.shots is not None else _one_model
-    measure = _pairs if of_pairs else _suite if of_suite else of_shots if of_one else _compare
     with json_alone(args.json) as answer:
-        if (measured := measure(args)) is not None:
-            result, show, *files = measured
-            written = _write(result, *files, args.predictions)  # before it is shown: a pipe's reader may leave early
-            answer.append(result.facts())
-            show(result)
-            print(*written, sep="\n", end="\n" * bool(written))
-    if of_one:
+        measure = {"pairs": _pairs, "suite": _suite}.get(program, _task)
+        result, output = measure(args)
+        written = _write(result, output, args.predictions)  # before it is shown: a pipe's reader may leave early
+        answer.append(result.facts())
+        result.show()
+        print(*written, sep="\n", end="\n" * bool(written))
+    if program in ("task", "shots", "by_position"):
         task = f" {quoted(args.recipe)}" if args.recipe else ""
         say_next(f"anyformer evaluate {quoted(args.models[0])} ANOTHER_MODEL{task or ' TASK'}    # is one better?")
 
 
-def _recipe(args, model: str):
-    from ..evaluation.request import check_predictions, evaluation_recipe
+def _program(args) -> str:
+    """What is asked for: pairs, suite, compare, by_position, shots or task."""
+    from ..evaluation.request import is_pairs
+    from ..recipes.suite_file import is_suite
 
-    notes: list[str] = []
-    recipe = evaluation_recipe(model, args.recipe, args.overrides, notes, trust_remote_code=args.trust_remote_code)
+    if is_pairs(args.recipe):
+        return "pairs"
+    if is_suite(args.recipe):
+        return "suite"
+    if len(args.models) > 1:
+        return "compare"
+    if args.by_position:
+        return "by_position"
+    return "task" if args.shots is None else "shots"
+
+
+def _task(args) -> "tuple[Measured, Path | None]":
+    """One model or two on a task: the result, and the file of its JSON."""
+    from ..evaluation.request import check_predictions, check_shots, choose_split, evaluation_recipe
+    from ..reporting.plots import check_by_position
+
+    recipes = []
+    for model in args.models:
+        notes: list[str] = []
+        trust = {"trust_remote_code": args.trust_remote_code}
+        recipes.append(evaluation_recipe(model, args.recipe, args.overrides, notes, **trust))
+        say(notes)
+        check_predictions(recipes[-1], args.predictions)
+    recipe = recipes[0]
+    if args.program == "shots":
+        check_shots(recipe)
+    split = choose_split(recipe, args.split)
+    kinds = {"by_position": "by-position", "shots": "shots"}
+    kind = _against(*map(Path, args.models)) if args.several else kinds.get(args.program)
+    output = _output(args, recipe.name, kind)
+    if args.program == "by_position":
+        check_by_position("--by-position", recipe)
+        if output is None:
+            raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; add --output FILE")
+    say_loading()
+    return _measured(args, recipes, split, output), output
+
+
+def _measured(args, recipes: list, split: str, output: Path | None) -> "Measured":
+    from ..evaluation import compare, evaluate, few_shot, position_perplexity
+
+    recipe, most = recipes[0], args.max_examples
+    if args.program == "compare":
+        return compare.compare_models(*recipes, split, most)
+    if args.program == "by_position":
+        return position_perplexity.evaluate_by_position(recipe, split, most)
+    if args.program == "shots":
+        words = None if args.label_words is None else args.label_words.split(",")
+        return few_shot.evaluate_few_shot(recipe, split, args.shots, args.template, words, most)
+    picture = None if output is None else output.with_suffix(".png")
+    return evaluate.evaluate_model(recipe, split, max_examples=most, picture=picture)
+
+
+def _against(first: Path, second: Path) -> str:
+    """How a comparison's file names the second model: by its last name, or by all where it lies in another folder."""
+    beside = first.parent == second.parent or len(second.parts) == 1
+    return f"against-{second.name if beside else str(second).strip('/').replace('/', '-')[-150:]}"
+
+
+def _pairs(args) -> "tuple[Measured, Path | None]":
+    from ..evaluation.request import check_writable, pairs_request
+
+    given = args.models[0], args.recipe, args.overrides, args.max_examples
+    recipe, name, settings = pairs_request(*given, trust_remote_code=args.trust_remote_code)
+    output = _output(args, name, None if settings.score == "auto" else settings.score)
+    if args.predictions is not None:
+        check_writable(Path(args.predictions), "--predictions")
+    say_loading()
+    from ..evaluation.pair_evaluation import evaluate_pairs
+
+    return evaluate_pairs(recipe, settings), output
+
+
+def _suite(args) -> "tuple[Measured, Path | None]":
+    from ..evaluation.request import recipes_of_suite
+    from ..recipes.suite_file import read_suite
+
+    suite, model, notes = read_suite(args.recipe), args.models[0], []
+    options = {name: getattr(args, name) for name in ("split", "max_examples", "trust_remote_code")}
+    recipes = recipes_of_suite(suite, model, args.overrides, notes=notes, **options)
     say(notes)
-    check_predictions(recipe, args.predictions)
-    return recipe
+    output = _output(args, suite.name)
+    say_loading()
+    from ..evaluation.suite import evaluate_suite
+
+    return evaluate_suite(suite, model, recipes), output
 
 
 def _output(args, task: str, kind: str | None = None) -> Path | None:
@@ -136,122 +216,21 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
     return output
 
 
-# What the functions below return: a result, the function that prints it, the file of its JSON, and its answers, with
-# the recipe and the reader of their examples if the answers lack these. None: all has been printed and written.
-Measured = tuple[Any, Callable[[Any], None], Path | None, tuple] | None
-
-
-def _one_model(args) -> Measured:
-    from ..evaluation.request import choose_split
-
-    recipe = _recipe(args, args.models[0])
-    split = choose_split(recipe, args.split)
-    output = _output(args, recipe.name, "by-position" if args.by_position else None)
-    if args.by_position:
-        from ..reporting.plots import check_by_position
-
-        check_by_position("--by-position", recipe)
-        if output is None:
-            raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; add --output FILE")
-    say_loading()
-    if args.by_position:
-        from ..evaluation.position_perplexity import evaluate_by_position
-
-        evaluate_by_position(recipe, split, output, args.max_examples)
-        return None  # it has printed and written its results
-    from ..evaluation.evaluate import evaluate_model, print_evaluation
-
-    picture = None if output is None else output.with_suffix(".png")
-    result = evaluate_model(recipe, split, max_examples=args.max_examples, picture=picture)
-    return result, print_evaluation, output, (result.answers, recipe, result.asked)
-
-
-def _few_shot(args) -> Measured:
-    from ..evaluation.request import check_shots, choose_split
-
-    recipe = _recipe(args, args.models[0])
-    check_shots(recipe)
-    split = choose_split(recipe, args.split)
-    output = _output(args, recipe.name, "shots")
-    say_loading()
-    from ..evaluation.few_shot import Shots, evaluate_few_shot, print_few_shot
-
-    words = None if args.label_words is None else args.label_words.split(",")
-    shots = Shots(args.shots, args.template, words)
-    result = evaluate_few_shot(recipe, split, shots, max_examples=args.max_examples)
-    if output is not None and len(args.shots) > 1:
-        from ..reporting.plots import can_plot, plot_shots
-
-        if can_plot():
-            plot_shots(result.shots, output.with_suffix(".png"))
-            print(f"the curve is in {output.with_suffix('.png')}")
-    return result, print_few_shot, output, (result.answers, recipe, result.asked)
-
-
-def _pairs(args) -> Measured:
-    from ..evaluation.request import check_writable, pairs_request
-
-    given = args.models[0], args.recipe, args.overrides, args.max_examples
-    recipe, name, settings = pairs_request(*given, trust_remote_code=args.trust_remote_code)
-    kind = None if settings.score == "auto" else settings.score
-    output = _output(args, name, kind)
-    if args.predictions is not None:
-        check_writable(Path(args.predictions), "--predictions")
-    say_loading()
-    from ..evaluation.pair_evaluation import evaluate_pairs, print_pairs
-
-    result = evaluate_pairs(recipe, settings)
-    return result, print_pairs, output, (result.answers,)
-
-
-def _against(first: Path, second: Path) -> str:
-    """How a comparison's file names the second model: by its last name, or by all where it lies in another folder."""
-    beside = first.parent == second.parent or len(second.parts) == 1
-    return f"against-{second.name if beside else str(second).strip('/').replace('/', '-')[-150:]}"
-
-
-def _compare(args) -> Measured:
-    from ..evaluation.request import choose_split
-
-    recipes = [_recipe(args, model) for model in args.models]
-    split = choose_split(recipes[0], args.split)
-    output = _output(args, recipes[0].name, _against(*map(Path, args.models)))
-    say_loading()
-    from ..evaluation.compare import compare_models, print_comparison
-
-    result = compare_models(*recipes, split, args.max_examples)
-    return result, print_comparison, output, (result.answers(), recipes[0], result.first.asked)
-
-
-def _suite(args) -> Measured:
-    from ..evaluation.request import recipes_of_suite
-    from ..recipes.suite_file import read_suite
-
-    suite, model, notes = read_suite(args.recipe), args.models[0], []
-    options = {name: getattr(args, name) for name in ("split", "max_examples", "trust_remote_code")}
-    recipes = recipes_of_suite(suite, model, args.overrides, notes=notes, **options)
-    say(notes)
-    output = _output(args, suite.name)
-    say_loading()
-    from ..evaluation.suite import evaluate_suite, print_suite
-
-    return evaluate_suite(suite, model, recipes), print_suite, output, ()
-
-
-def _write(result, output: Path | None, answers: tuple, predictions: str | None) -> list[str]:
+def _write(result: "Measured", output: Path | None, predictions: str | None) -> list[str]:
     """Write the result, a suite's into the model card as well, and the answers if `predictions` names a file.
 
     Returns sentences that say where all is.
     """
-    from ..evaluation.evaluate import with_examples, write_json, write_lines
+    from ..evaluation.result import with_examples, write_json, write_lines
 
     written = []
     if output is not None:
         write_json(result.facts(), output)
         written.append(f"written to {output}")
+        if result.draw(picture := output.with_suffix(".png")):
+            written.append(f"the curve is in {picture}")
     if predictions is not None:
-        predicted, *source = answers
-        write_lines(with_examples(predicted, *source) if source else predicted, Path(predictions))
+        write_lines(with_examples(result.answers, result.asked), Path(predictions))
         written.append(f"predictions are in {predictions}")
     if hasattr(result, "suite") and output is not None and output.parent == Path(result.model).expanduser():
         from ..publishing.model_card import write_model_card

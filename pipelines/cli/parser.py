@@ -24,7 +24,6 @@ VERBS = {
     "plan": "parameters, memory per device, FLOPs and days of a run; no data is touched",
     "scaling": "train a ladder of sizes and fit the law of their losses",
     "sweep": "train a recipe with every combination of some settings, and compare the runs",
-    "tokenizer": "measure tokenizers on a text, beside each other, or show their tokens",
     "evaluate": "measure a saved model on a task or a suite of tasks, or compare two models",
     "predict": "a model's answers to rows without labels: classes, tags, spans, texts, vectors and more",
     "generate": "continue a text with a trained model",
@@ -80,9 +79,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise UserError(f"{verb!r}: no such command{did_you_mean(verb, VERBS)}")
     args, rest = build_parser([verb]).parse_known_args(argv)
     options = [word for word in rest if word.startswith("-")]
-    if not options and hasattr(args, "words"):
-        args.words += rest
-    elif options or (rest and not hasattr(args, "overrides")):
+    if options or (rest and not hasattr(args, "overrides")):
         raise UserError(f"{(options or rest)[0]!r}: no such argument; see anyformer {verb} --help")
     if hasattr(args, "overrides"):
         args.overrides += rest  # overrides after an option, which argparse leaves over

@@ -5,6 +5,7 @@ from ..lazy import np, torch
 # Keys that the model does not see: the rows' sample ids, their epoch, and the position where a stream resumes.
 ROW_IDS, EPOCH, POSITION = "row_ids", "epoch", "position"
 PLACE = "place"  # key of a row of several parts: its Place (order.py)
+PREFIX_MASK = "prefix_mask"  # (B, T), nonzero at tokens that all tokens of their document see, earlier ones, too
 
 IGNORE_INDEX = -100  # the label that the losses of torch and transformers ignore
 WORDS = "words"  # for each token the number of the word whose tag is its label (token_classification.py)

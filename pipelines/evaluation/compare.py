@@ -1,6 +1,5 @@
 """`anyformer evaluate A B TASK`: two models on the same examples, and whether one is better than the other."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import UserError
@@ -10,12 +9,12 @@ from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..reporting.interpret import between
 from ..words import human_time, short_metric
-from .evaluate import Evaluation, PreparedEvaluation, measure, prepare_evaluation
-from .result import with_bounds
+from .evaluate import Evaluation, measure_all, prepare_evaluation
+from .result import Asked, Measured, metric_cells
 
 
 @dataclass
-class ModelComparison:
+class ModelComparison(Measured):
     """Two models measured on the same examples.
 
     differences: what metrics/significance.py's `differences` returns; empty where metrics are not per example.
@@ -36,6 +35,7 @@ class ModelComparison:
             "results": [result.facts() for result in results],
         }
 
+    @property
     def answers(self) -> list[dict]:
         """{"row", "predictions" of both, "reference"} of each example, and its "part" where there are several."""
         return [
@@ -44,11 +44,39 @@ class ModelComparison:
             for a, b in zip(self.first.answers, self.second.answers)
         ]
 
+    @property
+    def asked(self) -> Asked | None:
+        return self.first.asked
 
-def check_loads(prepared: Iterable[PreparedEvaluation]) -> None:
-    """Load each model once with the head of its task, and drop it, so that loading errors come before any work."""
-    for each in {(one.recipe.model.name_or_path, one.objective.auto_class): one for one in prepared}.values():
-        each.load_model()
+    def show(self) -> None:
+        """Print one table: each metric of both models, the difference, and how certain it is."""
+        a, b = self.first, self.second
+        took = human_time(a.seconds + b.seconds)
+        of_both = zip(a.metrics, metric_cells(a.metrics, a.intervals), metric_cells(b.metrics, b.intervals))
+        console = print_table(
+            f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {took}\nA: {a.model}\nB: {b.model}",
+            ["metric", "A", "B", "B - A", "p", "test"],
+            [[*of_a, *of_b[1:], *self._difference(name)] for name, of_a, of_b in of_both],
+            numbers=slice(1, 5),
+        )
+        for name, row in self.differences.items():
+            if "first_alone" in row:
+                console.print(
+                    f"{name.replace('_', ' ')}: A alone is right in {row['first_alone']:,}, B alone in "
+                    f"{row['second_alone']:,} {a.rows}",
+                    markup=False,
+                )
+
+    def _difference(self, name: str) -> list[str]:
+        """The cells of a metric's difference, its p and the test."""
+        row = self.differences.get(name, {})
+        difference = self.second.metrics[name] - self.first.metrics[name]
+        bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
+        return [
+            f"{'+' if difference > 0 else ''}{short_metric(difference)}{bounds}",
+            f"{row['p']:.4f}" if "p" in row else "",
+            row.get("test", ""),
+        ]
 
 
 def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:
@@ -65,8 +93,8 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
             f"MODEL={places[0]} numbers the classes {', '.join(classes[0])}, and MODEL={places[1]} "
             f"{', '.join(classes[1])}; measure each by itself"
         )
-    check_loads(pair)
-    results, all_differences = [measure(each) for each in pair], {}
+    results = measure_all(pair)
+    all_differences: dict[str, dict] = {}
     compared = list(zip(*(result.compared for result in results)))
     if any(each.rows is None for both in compared for each in both):
         return ModelComparison(*results, {})
@@ -84,36 +112,3 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
 def are_of_models(compared: Comparison) -> bool:
     """Whether references are the models' own rewards, of rejected answers, and so differ between two models."""
     return all(METRICS[name].compares == "rewards" for name in compared.metrics)
-
-
-def cells(result: ModelComparison, name: str) -> list[str]:
-    """The cells of a metric in the table: A, B, the difference, p and the test."""
-    a, b, row = result.first, result.second, result.differences.get(name, {})
-    difference = b.metrics[name] - a.metrics[name]
-    bounds = f"  {between(row['low'], row['high'])}" if "low" in row else ""
-    return [
-        with_bounds(a.metrics[name], a.intervals.get(name)),
-        with_bounds(b.metrics[name], b.intervals.get(name)),
-        f"{'+' if difference > 0 else ''}{short_metric(difference)}{bounds}",
-        f"{row['p']:.4f}" if "p" in row else "",
-        row.get("test", ""),
-    ]
-
-
-def print_comparison(result: ModelComparison) -> None:
-    """Print one table: each metric of both models, the difference, and how certain it is."""
-    a, b = result.first, result.second
-    took = human_time(a.seconds + b.seconds)
-    console = print_table(
-        f"{a.task}: {a.examples:,} {a.rows} of {a.data} ({a.split}), {took}\nA: {a.model}\nB: {b.model}",
-        ["metric", "A", "B", "B - A", "p", "test"],
-        [[name.replace("_", " "), *cells(result, name)] for name in a.metrics],
-        numbers=slice(1, 5),
-    )
-    for name, row in result.differences.items():
-        if "first_alone" in row:
-            console.print(
-                f"{name.replace('_', ' ')}: A alone is right in {row['first_alone']:,}, B alone in "
-                f"{row['second_alone']:,} {a.rows}",
-                markup=False,
-            )

@@ -7,18 +7,17 @@ training reports at its end, because the same code computes them.
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import torch
 import transformers
 from torch.utils.data import Dataset, Subset
 
 from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
-from ..data.rows import Rows
 from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.answers import FinishedModel
@@ -31,17 +30,14 @@ from ..patches import write
 from ..plugins import METRICS, objective_of
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
-from ..recipes.secrets import without_signatures
 from ..reporting.console import print_table
-from ..storage.atomic import write_atomically
-from ..storage.json_text import json_text
 from ..training.arguments import computes_in_half, training_arguments
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
 from ..words import counted, say
 from .class_tables import print_classes
-from .result import Began, Result, with_bounds
+from .result import Began, Result, asked_of, metric_cells
 
 
 class Evaluation(Result):
@@ -70,13 +66,21 @@ class Evaluation(Result):
         left_out = ("compared",) if self.classes else ("compared", "classes")
         return {name: value for name, value in super().facts().items() if name not in left_out}
 
+    def show(self) -> None:
+        """Print the metrics as a table below a line that says what was measured."""
+        head = self.head(counted(self.examples, self.rows.removesuffix("s")))
+        console = print_table(head, ["metric", "value"], metric_cells(self.metrics, self.intervals))
+        for name, signature in self.signatures.items():
+            console.print(f"{name}: {signature}", markup=False)
+        if self.classes is not None:
+            print_classes(console, self.classes)
+
 
 @dataclass
 class PreparedEvaluation:
     """A checked evaluation: everything but the weights. All user errors have been raised by now.
 
-    names: metrics to report. rows: of the split. train: rows of the training split, where a metric needs them. chosen:
-    the numbers of the rows that are measured, at most max_examples. source: what the rows were made from. began: made
+    names: metrics to report. chosen: the numbers of the rows that are measured, at most max_examples. began: made
     before anything was read.
     """
 
@@ -84,20 +88,14 @@ class PreparedEvaluation:
     split: str
     data: Data
     names: list[str]
-    rows: Rows
-    train: Rows | None
     chosen: list[int]
-    source: Any
     began: Began
-    max_examples: int | None = None
-
-    @property
-    def objective(self) -> Objective:
-        return self.data.objective
+    max_examples: int | None
 
     def load_model(self):
         """The model, in evaluation mode. Raises UserError where it cannot be loaded, or lacks the head."""
-        return load(getattr(transformers, self.objective.auto_class), self.recipe, self.objective.unused_weights)
+        objective = self.data.objective
+        return load(getattr(transformers, objective.auto_class), self.recipe, objective.unused_weights)
 
 
 def evaluate_model(
@@ -124,17 +122,17 @@ def evaluate_model(
 
 def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = None) -> PreparedEvaluation:
     """Check a recipe's checkpoint against its data and make the rows: evaluate_model without the measuring."""
-    began, config, objective = Began.now(recipe), open_config(recipe), objective_of(recipe)
+    began = Began.now(recipe)
+    config, objective = open_config(recipe), objective_of(recipe)
     check_length(objective, config)
-    partial = max_examples is not None
-    names = [name for name in recipe.evaluation.metrics if not (partial and METRICS[name].whole_text)]
+    is_part = max_examples is not None
+    names = [name for name in recipe.evaluation.metrics if not (is_part and METRICS[name].whole_text)]
     splits = splits_to_measure(objective, split, names)
     data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
     rows = data.rows[split]
     say(f"{split}: {note}" for note in rows.notes)
-    chosen = rows.of_examples(max_examples) if partial else list(range(len(rows)))
-    of_splits = rows, data.rows.get("train"), chosen, data.sources[split]
-    return PreparedEvaluation(recipe, split, data, names, *of_splits, began, max_examples)
+    chosen = rows.of_examples(max_examples) if is_part else list(range(len(rows)))
+    return PreparedEvaluation(recipe, split, data, names, chosen, began, max_examples)
 
 
 def splits_to_measure(objective: Objective, split: str, metrics: Sequence[str]) -> list[str]:
@@ -147,55 +145,73 @@ def splits_to_measure(objective: Objective, split: str, metrics: Sequence[str]) 
     return [split, "train"] if of_metric or of_loss else [split]
 
 
+def measure_all(prepared: Sequence[PreparedEvaluation]) -> list[Evaluation]:
+    """Measure several models or tasks, after each model has been loaded once with its head, and dropped.
+
+    Raises UserError for a model that cannot be loaded, before any work.
+    """
+    for each in {(one.recipe.model.name_or_path, one.data.objective.auto_class): one for one in prepared}.values():
+        each.load_model()
+    return [measure(each) for each in prepared]
+
+
 def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evaluation:
     """Measure the model of a prepared evaluation; `picture` and errors are those of evaluate_model."""
     began = replace(prepared.began, at=time.time())
-    recipe, split, data, objective = prepared.recipe, prepared.split, prepared.data, prepared.objective
+    recipe, data, chosen = prepared.recipe, prepared.data, prepared.chosen
+    rows, train, source = data.rows[prepared.split], data.rows.get("train"), data.sources[prepared.split]
     scores, answers = data.scores(keeps_scores=True), data.answers()
-    rows, chosen = prepared.rows, prepared.chosen
+    name = recipe.model.name_or_path
     model = prepared.load_model()
     if rows.is_packed:
-        check_documents_apart(model, recipe.model.name_or_path, data, [rows])
-    measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
-    arguments = training_arguments(recipe)
+        check_documents_apart(model, name, data, [rows])
     with kept_comparisons() as of_pass:
+        measured = rows if len(chosen) == len(rows) else Subset(rows, chosen)
         result, scored = evaluate_rows(recipe, data, scores, model, measured, rows.is_packed)
-    classes = scores.class_report(scored, rows, chosen, prepared.source)
-    metrics = {"loss": result["loss"]} | scores.of_pass(prepared.names, result, rows, prepared.train)
-    finished = FinishedModel(recipe.model.name_or_path, lambda: model, arguments.per_device_eval_batch_size)
+    classes = scores.class_report(scored, rows, chosen, source)
+    metrics = {"loss": result["loss"]} | scores.of_pass(prepared.names, result, rows, train)
+    finished = FinishedModel(name, lambda: model, recipe.training.evaluation_rows)
     with kept_comparisons() as of_answers:
-        of_model = scores.of_answers(answers, finished, rows, chosen, prepared.train)
+        of_model = scores.of_answers(answers, finished, rows, chosen, train)
     metrics |= of_model.values
     compared = [each.of_rows(chosen) for each in of_pass]
     compared += [each.of_rows(chosen) if each.rows is None else each for each in of_answers]
     if picture is not None and answers.draw(finished, rows, picture):
         print(f"samples are drawn in {picture}")
-    bounds: dict[str, dict] = {}
-    for comparison in compared:
-        bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
-    if "examples" in rows.facts:  # a mixture does not record how many pairs pair_accuracy counts
-        without_bounds = {name: value for name, value in metrics.items() if name not in bounds}
-        by_formula = {name: interval_by_formula(name, value, len(chosen)) for name, value in without_bounds.items()}
-        bounds |= {name: row for name, row in by_formula.items() if row is not None}
     return Evaluation(
         recipe,
         rows.name,
         began,
         [answer for comparison in compared for answer in answers_of(scores, comparison)],
-        split=split,
+        split=prepared.split,
         examples=len(chosen),
         max_examples=prepared.max_examples,
-        rows=f"{objective.words.row}s",
+        rows=f"{data.objective.words.row}s",
         account=rows.account.to_json(),
         metrics=metrics,
         signatures=(scored.signatures if scored else {}) | of_model.signatures,
         backends=backends_of(model),
         recipe=with_class_names(recipe, data).to_dict(),
-        intervals=bounds,
+        # A mixture does not record how many pairs pair_accuracy counts.
+        intervals=bounds_of(recipe, compared, metrics, len(chosen) if "examples" in rows.facts else None),
         compared=compared,
         classes=classes,
-        asked=partial(data.reads.with_rows, data, prepared.source),
+        asked=asked_of(data.reads, partial(data.reads.with_rows, data, source)),
     )
+
+
+def bounds_of(
+    recipe: Recipe, compared: list[Comparison], metrics: dict[str, float], examples: int | None
+) -> dict[str, dict]:
+    """The 95 % intervals of metrics, by a formula where the examples are counted and nothing else gives one."""
+    bounds: dict[str, dict] = {}
+    for comparison in compared:
+        bounds |= intervals(comparison, metrics, recipe.evaluation.bootstrap, recipe.training.seed)
+    if examples is not None:
+        without_bounds = {name: value for name, value in metrics.items() if name not in bounds}
+        by_formula = {name: interval_by_formula(name, value, examples) for name, value in without_bounds.items()}
+        bounds |= {name: row for name, row in by_formula.items() if row is not None}
+    return bounds
 
 
 def with_class_names(recipe: Recipe, data: Data) -> Recipe:
@@ -225,23 +241,6 @@ def answers_of(scores: Scores, comparison: Comparison) -> list[dict]:
         for answer, scores in zip(answers, comparison.probabilities):
             answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
     return answers
-
-
-def with_examples(answers: list[dict], recipe: Recipe, asked: Callable[[], Iterable[tuple[str, dict]]]) -> list[dict]:
-    """Answers with the texts that the model was asked and "place", the file and line of each example.
-
-    asked: as Result has it. Answers of several parts are returned unchanged, because a mixture numbers its rows anew.
-    """
-    objective = objective_of(recipe)
-    if any("part" in answer for answer in answers) or not objective.Answers.head:
-        return answers
-    columns, numbers, examples = None, {answer["row"] for answer in answers}, {}
-    for row_number, (place, row) in enumerate(asked()):
-        columns = columns or list(objective.Reads(objective).asked_columns(row).values())
-        if row_number in numbers:
-            texts = {column: row[column] for column in columns if isinstance(row[column], str | list)}
-            examples[row_number] = {"place": place, **texts}
-    return [{"row": answer["row"]} | examples.get(answer["row"], {}) | answer for answer in answers]
 
 
 # ------------------------------------------------------------------------------------------------------- model
@@ -282,6 +281,13 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
     return model.eval()
 
 
+def load_placed(head: str, recipe: Recipe):
+    """The checkpoint's model with the head of an Auto class, on the device that measures; raise UserError as `load`."""
+    on_cpu = recipe.training.extra.get("use_cpu") or not torch.accelerator.is_available()
+    device = "cpu" if on_cpu else torch.accelerator.current_accelerator()
+    return load(getattr(transformers, head), recipe).to(device)
+
+
 # --------------------------------------------------------------------------------------------------- measuring
 
 
@@ -309,28 +315,3 @@ def evaluate_rows(
         )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}, trainer.scored
-
-
-# --------------------------------------------------------------------------------------------------- reporting
-
-
-def print_evaluation(result: Evaluation) -> None:
-    """Print the metrics as a table below a line that says what was measured."""
-    intervals = {name: result.intervals.get(name) for name in result.metrics}
-    rows = [[name.replace("_", " "), with_bounds(result.metrics[name], bounds)] for name, bounds in intervals.items()]
-    measured = counted(result.examples, result.rows.removesuffix("s"))
-    console = print_table(result.head(measured), ["metric", "value"], rows)
-    for name, signature in result.signatures.items():
-        console.print(f"{name}: {signature}", markup=False)
-    if result.classes is not None:
-        print_classes(console, result.classes)
-
-
-def write_json(facts: dict, path: Path) -> None:
-    """Write a result as JSON, complete or not at all, its URLs without signatures."""
-    write_atomically(path, json_text(without_signatures(facts)) + "\n")
-
-
-def write_lines(rows: list[dict], path: Path) -> None:
-    """Write rows as JSONL, complete or not at all."""
-    write_atomically(path, "".join(json_text(row, None) + "\n" for row in rows))

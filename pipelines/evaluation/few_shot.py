@@ -12,9 +12,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
-
-import transformers
 
 from ..data.account_words import unusual
 from ..data.rows import evenly_spread
@@ -22,34 +21,21 @@ from ..errors import UserError, did_you_mean
 from ..likelihoods.likelihood import most_tokens
 from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
+from ..objectives.answers import FinishedModel
 from ..objectives.data import Data
 from ..objectives.prepare import cache_of, leaves_out
 from ..objectives.reads import Reads, label_column
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
-from ..training.arguments import training_arguments
+from ..reporting.plots import can_plot, plot_shots
 from ..words import counted, say
-from .evaluate import load, open_config
-from .result import Began, Result, with_bounds
-from .shot_answers import KINDS, Asked
+from .evaluate import load_placed, open_config
+from .result import Began, Result, asked_of, metric_cells
+from .shot_answers import KINDS
 
 BETWEEN = "\n\n"  # separates the examples of a prompt
 FIELD = re.compile(r"\{([^{}]+)\}")
-
-
-@dataclass(frozen=True)
-class Shots:
-    """How a task is put to a language model.
-
-    numbers: how many solved examples precede the question. template: the question, with columns in braces; None: each
-    column and the label's on a line of its own. words: of the classes, in their order, or the numbers that the answer
-    is averaged over; None: the classes' names, or numbers taken from the training labels.
-    """
-
-    numbers: list[int]
-    template: str | None = None
-    words: list[str] | None = None
 
 
 @dataclass
@@ -62,20 +48,52 @@ class Question:
     row: int
 
 
+class FewShotResult(Result):
+    """shots: number of examples -> {"metrics", "intervals", "cut"}; cut: prompts that were too long for the model and
+    lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question."""
+
+    def show(self) -> None:
+        """Print one table: a row for each number of shots."""
+        rows = []
+        for number, row in self.shots.items():
+            cells = metric_cells(row["metrics"], row["intervals"])
+            rows.append([str(number), *(value for _, value in cells), f"{row['cut']:,}"])
+        how = "by writing"
+        if self.label_words:
+            mean = "the mean of numbers weighted by " if self.compares == "numbers" else ""
+            how = f"by {mean}the likelihood of {', '.join(self.label_words)}"
+        print_table(
+            self.head(counted(self.examples, "question"), f", answered {how}"),
+            ["shots", *(name for name, _ in cells), "prompts cut"],
+            rows,
+            numbers=slice(None),
+        )
+
+    def draw(self, picture: Path) -> bool:
+        """Draw the curve of several numbers of shots, where matplotlib is installed."""
+        has_curve = len(self.shots) > 1 and can_plot()
+        if has_curve:
+            plot_shots(self.shots, picture)
+        return has_curve
+
+
 def evaluate_few_shot(
     recipe: Recipe,
     split: str,
-    shots: Shots,
-    *,
+    shots: list[int],
+    template: str | None = None,
+    words: list[str] | None = None,
     max_examples: int | None = None,
-) -> Result:
+) -> FewShotResult:
     """Ask the recipe's checkpoint, a language model, for the answers of one split.
 
-    The result has shots: number of examples -> {"metrics", "intervals", "cut"}; cut: prompts that were too long for the
-    model and lost their beginning. answers: {"shots", "row", "prediction", "reference"} of each question.
-
     Args:
-        recipe: as evaluation_recipe gives it. max_examples: the most questions to ask, spread over the split.
+        recipe: as evaluation_recipe gives it.
+        shots: how many solved examples precede the question.
+        template: the question, with columns in braces; None: each column and the label's on a line of its own.
+        words: of the classes, in their order, or the numbers that the answer is averaged over; None: the classes'
+            names, or numbers taken from the training labels.
+        max_examples: the most questions to ask, spread over the split.
 
     Raises:
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
@@ -83,34 +101,31 @@ def evaluate_few_shot(
     began = Began.now(recipe)
     config, objective = open_config(recipe), objective_of(recipe)
     reads = objective.Reads(objective)
-    sources, template = reads.open(), question_template(reads, shots.template)
+    sources, template = reads.open(), question_template(reads, template)
     data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
-    kind = KINDS[objective.asks_for](data, shots.words, [question.answer for question in solvable])
+    kind = KINDS[objective.asks_for](data, words, [question.answer for question in solvable])
     scores = data.scores()
     names = [name for name in objective.metrics if METRICS[name].fits(kind.compares)]
     names = names or [name for name in ("exact_match", "chrf") if METRICS[name].fits(kind.compares)]
-    solved = draw_shots(solvable, max(shots.numbers), recipe)
+    solved = draw_shots(solvable, max(shots), recipe)
     if max_examples is not None:
         questions = [questions[i] for i in evenly_spread(len(questions), max_examples)]
-    auto_class = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
-    arguments = training_arguments(recipe)
-    model = load(auto_class, recipe).to(arguments.device)
-    rows, most = arguments.per_device_eval_batch_size, recipe.evaluation.sample_tokens
+    model = load_placed("AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM", recipe)
     data.tokenizer.model_max_length = most_tokens(config)  # a prompt holds several of the task's texts
-    asked = Asked(model, data.tokenizer, rows, most)
+    finished = FinishedModel(recipe.model.name_or_path, lambda: model, recipe.training.evaluation_rows)
     results, answers = {}, []
-    for number in shots.numbers:
+    for number in shots:
         prompts = [prompt_of(solved[:number], question, kind.written) for question in questions]
-        predictions, probabilities, cut = kind.answers(asked, prompts)
+        predictions, probabilities, cut = kind.answers(finished, prompts)
         results[number] = measured(recipe, names, predictions, probabilities, questions) | {"cut": cut}
         for question, answer in zip(questions, predictions):
             pair = {"prediction": scores.named(answer), "reference": scores.named(question.answer)}
             answers.append({"shots": number, "row": question.row} | pair)
     facts = {"template": template, "compares": kind.compares, "label_words": list(kind.words)}
-    facts |= {"shots": results, "recipe": recipe.to_dict(), "asked": partial(iter, sources[split])}
+    facts |= {"shots": results, "recipe": recipe.to_dict(), "asked": asked_of(reads, partial(iter, sources[split]))}
     facts |= {"split": split, "examples": len(questions)}
-    return Result(recipe, sources[split].name, began, answers, **facts)
+    return FewShotResult(recipe, sources[split].name, began, answers, **facts)
 
 
 def measured(recipe: Recipe, names: list[str], given: list, probabilities, questions: list[Question]) -> dict:
@@ -185,25 +200,3 @@ def draw_shots(questions: list[Question], most: int, recipe: Recipe) -> list[Que
 def prompt_of(solved: Sequence[Question], question: Question, written: Callable[[Any], str]) -> str:
     """The solved examples, then the question, without the space before its answer."""
     return BETWEEN.join([*(f"{each.prompt} {written(each.answer)}" for each in solved), question.prompt])
-
-
-# --------------------------------------------------------------------------------------------------- reporting
-
-
-def print_few_shot(result: Result) -> None:
-    """Print one table: a row for each number of shots."""
-    names = list(next(iter(result.shots.values()))["metrics"])
-    rows = []
-    for number, row in result.shots.items():
-        shown = [with_bounds(row["metrics"][name], row["intervals"].get(name)) for name in names]
-        rows.append([str(number), *shown, f"{row['cut']:,}"])
-    how = "by writing"
-    if result.label_words:
-        mean = "the mean of numbers weighted by " if result.compares == "numbers" else ""
-        how = f"by {mean}the likelihood of {', '.join(result.label_words)}"
-    print_table(
-        result.head(counted(result.examples, "question"), f", answered {how}"),
-        ["shots", *(name.replace("_", " ") for name in names), "prompts cut"],
-        rows,
-        numbers=slice(None),
-    )

@@ -1,6 +1,5 @@
 """`anyformer evaluate MODEL blimp`, or any file of minimal pairs: the share of pairs whose good text is likelier."""
 
-import torch
 import transformers
 
 from ..errors import loading
@@ -10,24 +9,38 @@ from ..open_tokenizer import open_tokenizer
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
 from ..words import counted
-from .evaluate import load, open_config
+from .evaluate import load_placed, open_config
 from .result import Began, Result, with_bounds
 
 
-def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
-    """Measure the recipe's checkpoint on minimal pairs.
+class PairsResult(Result):
+    """The share of right pairs, and low and high, its 95 % interval; groups: the same for each value of each column.
 
-    The result has share, the share of right pairs, and low and high, its 95 % interval; groups: the same for each value
-    of each column; score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
+    score: what was compared. answers: {"row", "good", "bad", their scores} of each pair.
+    """
+
+    def show(self) -> None:
+        """Print one table: a row for each value of the first column of groups, and one for all pairs."""
+        column, groups = next(iter(self.groups.items()), ("", {}))
+        rows = []
+        for name, row in [*groups.items(), ("all", vars(self))]:
+            rows.append([name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"])
+        head = self.head(counted(self.pairs, "pair"), f", by {self.score.replace('_', ' ')}")
+        print_table(head, [column or "pairs", "good one likelier", "pairs"], rows)
+
+
+def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> PairsResult:
+    """Measure the recipe's checkpoint on minimal pairs.
 
     Raises UserError for pairs that cannot be read, and for a model that cannot score them as the settings say.
     """
     began = Began.now(recipe, vars(settings))
-    pairs, config, source = open_pairs(settings, "minimal_pairs"), open_config(recipe), recipe.model
-    with loading(f"MODEL={source.name_or_path}"):
-        tokenizer = open_tokenizer(source.name_or_path, recipe.trust_remote_code)
-    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
-    model = load(getattr(transformers, head_of(config)), recipe).to(device)
+    source = recipe.model.name_or_path
+    pairs = open_pairs(settings, "minimal_pairs")
+    config = open_config(recipe)
+    with loading(f"MODEL={source}"):
+        tokenizer = open_tokenizer(source, recipe.trust_remote_code)
+    model = load_placed(head_of(config), recipe)
     score = check_score(model, tokenizer, settings.score)
     scores = pairs.scores(model, tokenizer, list(range(len(pairs))))
     right = [is_right(each) for each in scores]
@@ -37,7 +50,7 @@ def evaluate_pairs(recipe: Recipe, settings: MinimalPairsSettings) -> Result:
         for row, (good, bad, (of_good, of_bad)) in enumerate(zip(pairs.good, pairs.bad, scores))
     ]
     shares = share_right(right) | {"groups": shares_of_groups(pairs, right), "settings": vars(settings)}
-    return Result(recipe, pairs.name, began, answers, score=score, **shares)
+    return PairsResult(recipe, pairs.name, began, answers, score=score, **shares)
 
 
 def head_of(config) -> str:
@@ -51,13 +64,3 @@ def head_of(config) -> str:
     )
     fills = saved.endswith(("ForMaskedLM", "ForPreTraining"))
     return "AutoModelForCausalLM" if writes and not fills else "AutoModelForMaskedLM"
-
-
-def print_pairs(result: Result) -> None:
-    """Print one table: a row for each value of the first column of groups, and one for all pairs."""
-    column, groups = next(iter(result.groups.items()), ("", {}))
-    rows = []
-    for name, row in [*groups.items(), ("all", vars(result))]:
-        rows.append([name.replace("_", " "), with_bounds(row["share"], row), f"{row['pairs']:,}"])
-    head = result.head(counted(result.pairs, "pair"), f", by {result.score.replace('_', ' ')}")
-    print_table(head, [column or "pairs", "good one likelier", "pairs"], rows)

@@ -6,38 +6,47 @@ Only rows that lie within one document are measured, so every position is averag
 from pathlib import Path
 
 import torch
-import transformers
 import yaml
+from anyformer.modeling.lm_head import shift_left
 
+from ..data.rows import evenly_spread
 from ..errors import UserError
+from ..likelihoods.token_log_probs import token_log_probs
 from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.charts import by_position
 from ..reporting.figures import draw
-from ..storage.checkpoints import write_atomically
-from ..storage.json_text import json_text
-from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..words import counted, human_time, watched
-from .evaluate import load, open_config
-from .result import Began
+from .evaluate import load_placed, open_config
+from .result import Began, Result
 
 BUCKETS = 32
 
 
-def evaluate_by_position(
-    recipe: Recipe,
-    split: str,
-    output: Path,
-    max_examples: int | None = None,
-) -> None:
-    """Measure the recipe's checkpoint; write JSON to `output` and the plot beside it.
+class PositionResult(Result):
+    """Perplexities of stretches of positions, and the tokens before their middles."""
+
+    def show(self) -> None:
+        size = f"{counted(self.rows, 'row')} of {self.recipe['objective']['sequence_length']} tokens"
+        print(f"{self.model}: {size}, {human_time(self.seconds)}")
+        for before, value in list(zip(self.tokens_before, self.perplexity))[:: BUCKETS // 8]:
+            print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")
+
+    def draw(self, picture: Path) -> bool:
+        draw(by_position({self.model: [self.facts()]}), [self.model], picture, width=6.4, height=3.8)
+        return True
+
+
+def evaluate_by_position(recipe: Recipe, split: str, max_examples: int | None = None) -> PositionResult:
+    """Measure the recipe's checkpoint on at most `max_examples` rows.
 
     Raises UserError where no row lies within one document, and as `evaluate_model` does.
     """
     began = Began.now(recipe)
+    name = recipe.model.name_or_path
     config = open_config(recipe)
     check_length(objective_of(recipe), config)
     data = prepare_data(recipe, splits=[split], model_config=config)
@@ -45,44 +54,22 @@ def evaluate_by_position(
     whole = [i for i in range(len(rows)) if rows.documents(i)[0][2] == rows.sequence_length]
     if not whole:
         raise UserError(f"objective.sequence_length={rows.sequence_length}: all documents of {rows.name} are shorter")
-    if max_examples is not None and max_examples < len(whole):
-        whole = [whole[i * len(whole) // max_examples] for i in range(max_examples)]
-    model = load(getattr(transformers, data.objective.auto_class), recipe)
-    arguments = training_arguments(recipe)
-    model.to(arguments.device)
-    sums = nll_by_position(model, rows, whole, arguments.per_device_eval_batch_size)
-    name = recipe.model.name_or_path
-    result = {
-        "model": name,
-        "task": recipe.name,
-        "split": split,
-        "data": rows.name,
-        "rows": len(whole),
-        "max_examples": max_examples,
-        "trained_length": trained_length(name, config),
-        **in_buckets(sums / len(whole)),
-        "recipe": recipe.to_dict(),
-        **began.facts(recipe),
-    }
-    write_atomically(output, json_text(result) + "\n")
-    picture = output.with_suffix(".png")
-    draw(by_position({name: [result]}), [name], picture, width=6.4, height=3.8)
-    print(f"{name}: {counted(len(whole), 'row')} of {rows.sequence_length} tokens, {human_time(result['seconds'])}")
-    for before, value in list(zip(result["tokens_before"], result["perplexity"]))[:: BUCKETS // 8]:
-        print(f"  around {before:6.0f} tokens before: perplexity {value:,.2f}")
-    print(f"written to {output} and {picture}")
+    whole = [whole[i] for i in evenly_spread(len(whole), max_examples or len(whole))]
+    model = load_placed(data.objective.auto_class, recipe)
+    sums = nll_by_position(model, rows, whole, recipe.training.evaluation_rows)
+    facts = {"split": split, "rows": len(whole), "max_examples": max_examples, "recipe": recipe.to_dict()}
+    facts |= {"trained_length": trained_length(name, config), **in_buckets(sums / len(whole))}
+    return PositionResult(recipe, rows.name, began, [], **facts)
 
 
-@torch.no_grad()
 def nll_by_position(model, rows, chosen: list[int], batch_size: int) -> torch.Tensor:
     """Summed negative log-likelihood of the tokens 1 to T - 1 of the chosen rows, (T - 1,) in fp64."""
-    total = torch.zeros(rows.sequence_length - 1, dtype=torch.float64)
+    total = torch.zeros(rows.sequence_length, dtype=torch.float64)
     for start in watched(range(0, len(chosen), batch_size), "measuring, batch"):
-        ids = torch.stack([rows[i]["input_ids"] for i in chosen[start : start + batch_size]]).to(model.device)
-        logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-        nll = torch.nn.functional.cross_entropy(logits.transpose(1, 2).float(), ids[:, 1:], reduction="none")
-        total += nll.cpu().double().sum(0)
-    return total
+        ids = torch.stack([rows[i]["input_ids"] for i in chosen[start : start + batch_size]])
+        read = {"input_ids": ids, "use_cache": False}
+        total -= token_log_probs(model, read, shift_left(ids), dtype=torch.float32).cpu().double().sum(0)
+    return total[:-1]
 
 
 def in_buckets(nll: torch.Tensor) -> dict[str, list[float]]:

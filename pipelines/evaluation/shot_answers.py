@@ -1,12 +1,11 @@
 """How a language model answers few-shot: a class or a number by the likelihood of words, a text by writing it.
 
 A kind of answers has: `compares`, what its metrics compare; `words`, whose likelihoods are computed, if any;
-written(answer), how a solved example states it; and answers(asked, prompts) -> (predictions, probabilities or None, the
-number of prompts that were cut).
+written(answer), how a solved example states it; and answers(finished, prompts) -> (predictions, probabilities or None,
+the number of prompts that were cut).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,6 @@ from ..objectives.label_values import are_unnamed
 SCALE = 11  # evenly spaced numbers to average over, where the training labels have more than twice as many values
 
 
-@dataclass
-class Asked:
-    """The model that is asked. rows: batch size. most: the most tokens of a written answer."""
-
-    model: Any
-    tokenizer: Any
-    rows: int
-    most: int
-
-
 class Classes:
     """The class whose word is the likeliest continuation."""
 
@@ -39,12 +28,13 @@ class Classes:
 
     def __init__(self, data: Data, given: Sequence[str] | None, labels: list[int]):
         self.words = label_words(data, given)
+        self.tokenizer = data.tokenizer
 
     def written(self, answer: int) -> str:
         return self.words[answer]
 
-    def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
-        scores, cut = class_scores(asked, prompts, self.words)
+    def answers(self, finished: FinishedModel, prompts: list[str]) -> tuple[list, Any, int]:
+        scores, cut = class_scores(finished, self.tokenizer, prompts, self.words)
         return scores.argmax(-1).tolist(), softmax(scores, axis=-1), cut
 
 
@@ -63,12 +53,13 @@ class Numbers:
             different = np.unique(labels)
             self.scale = different if len(different) <= 2 * SCALE else np.linspace(*different[[0, -1]], SCALE)
         self.words = [f"{number:.4g}" for number in self.scale]
+        self.tokenizer = data.tokenizer
 
     def written(self, answer: float) -> str:
         return self.words[int(np.abs(self.scale - answer).argmin())]
 
-    def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
-        scores, cut = class_scores(asked, prompts, self.words)
+    def answers(self, finished: FinishedModel, prompts: list[str]) -> tuple[list, Any, int]:
+        scores, cut = class_scores(finished, self.tokenizer, prompts, self.words)
         return (softmax(scores, axis=-1) @ self.scale).tolist(), None, cut
 
 
@@ -80,18 +71,19 @@ class Texts:
     def __init__(self, data: Data, given: Sequence[str] | None, labels: list[str]):
         if given is not None:
             raise UserError(f"--label-words are of classes and numbers; {data.objective.setting} has written answers")
+        self.tokenizer = data.tokenizer
+        self.tokens = data.objective.recipe.evaluation.sample_tokens
 
     def written(self, answer: str) -> str:
         return " ".join(answer.split())
 
-    def answers(self, asked: Asked, prompts: list[str]) -> tuple[list, Any, int]:
-        model, most = asked.model, most_tokens(asked.model.config) - asked.most
-        if model.config.is_encoder_decoder or most < 1:
-            raise UserError(f"--shots asks a decoder with room for evaluation.sample_tokens={asked.most}; lower that")
-        pairs = encode_pairs(asked.tokenizer, [(prompt, " a") for prompt in prompts])
-        ids = [context for context, _ in pairs]
-        finished = FinishedModel(model.config.name_or_path, lambda: model, asked.rows)
-        texts = continuations(finished, asked.tokenizer, [row[-most:] for row in ids], asked.most)
+    def answers(self, finished: FinishedModel, prompts: list[str]) -> tuple[list, Any, int]:
+        config = finished.model.config
+        most = most_tokens(config) - self.tokens
+        if config.is_encoder_decoder or most < 1:
+            raise UserError(f"--shots asks a decoder with room for evaluation.sample_tokens={self.tokens}; lower that")
+        ids = [context for context, _ in encode_pairs(self.tokenizer, [(prompt, " a") for prompt in prompts])]
+        texts = continuations(finished, self.tokenizer, [row[-most:] for row in ids], self.tokens)
         return [first_line(text) for text in texts], None, sum(len(row) > most for row in ids)
 
 
@@ -116,11 +108,11 @@ def label_words(data: Data, given: Sequence[str] | None) -> list[str]:
     return words
 
 
-def class_scores(asked: Asked, prompts: list[str], words: list[str]):
+def class_scores(finished: FinishedModel, tokenizer, prompts: list[str], words: list[str]):
     """(log-likelihoods of the words, (questions, classes); the number of prompts that were cut)."""
-    answers, most = bool(asked.model.config.is_encoder_decoder), most_tokens(asked.model.config)
-    pairs = encode_pairs(asked.tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
+    answers, most = bool(finished.model.config.is_encoder_decoder), most_tokens(finished.model.config)
+    pairs = encode_pairs(tokenizer, [(prompt, f" {word}") for prompt in prompts for word in words], answers)
     longest = [len(context) if answers else len(context) + len(word) - 1 for context, word in pairs]
     cut = sum(max(longest[i : i + len(words)]) > most for i in range(0, len(pairs), len(words)))
-    scores = np.array(log_likelihoods(asked.model, pairs, batch_size=asked.rows, most=most))
+    scores = np.array(log_likelihoods(finished.model, pairs, batch_size=finished.batch_size, most=most))
     return scores.reshape(len(prompts), len(words)), cut

@@ -13,16 +13,13 @@ from ..recipes.schema import Recipe
 from ..recipes.suite_file import Suite, read_suite
 from ..reporting.console import print_table
 from ..words import human_time
-from .compare import check_loads
-from .evaluate import Evaluation, measure, prepare_evaluation
+from .evaluate import Evaluation, measure_all, prepare_evaluation
 from .request import recipes_of_suite
-from .result import with_bounds
-
-Asked = dict[str, tuple[Recipe, str, int | None]]  # as recipes_of_suite gives them
+from .result import Measured, metric_cells
 
 
 @dataclass
-class SuiteResult:
+class SuiteResult(Measured):
     """Every task of a suite, measured. model: as the user named it; `runs/{task}` where each task has its own model."""
 
     suite: str
@@ -35,8 +32,18 @@ class SuiteResult:
         tasks = {name: result.facts() for name, result in self.results.items()}
         return {"suite": self.suite, "model": self.model, "seconds": self.seconds, "tasks": tasks}
 
+    def show(self) -> None:
+        """Print one table: a row for each metric of each task."""
+        rows = []
+        for task, of_task in self.results.items():
+            about = [f"{of_task.examples:,}", f"{of_task.data} ({of_task.split})"]
+            for number, cells in enumerate(metric_cells(of_task.metrics, of_task.intervals)):
+                rows.append(["" if number else task, *cells, *(["", ""] if number else about)])
+        title = f"{self.model} on {self.suite}, {human_time(self.seconds)}"
+        print_table(title, ["task", "metric", "value", "examples", "data"], rows, numbers=slice(2, 4))
 
-def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
+
+def evaluate_suite(suite: Suite, model: str, recipes: dict[str, tuple[Recipe, str, int | None]]) -> SuiteResult:
     """Measure a model on the tasks of a suite, after all of them have been checked.
 
     Args:
@@ -46,22 +53,8 @@ def evaluate_suite(suite: Suite, model: str, recipes: Asked) -> SuiteResult:
         UserError: as evaluate_model, for any of the tasks, before anything is measured.
     """
     started = time.time()
-    prepared = {name: prepare_evaluation(*request) for name, request in recipes.items()}
-    check_loads(list(prepared.values()))
-    results = {name: measure(each) for name, each in prepared.items()}
-    return SuiteResult(suite.name, model, results, round(time.time() - started, 1))
-
-
-def print_suite(result: SuiteResult) -> None:
-    """Print one table: a row for each metric of each task."""
-    rows = []
-    for task, of_task in result.results.items():
-        about = [f"{of_task.examples:,}", f"{of_task.data} ({of_task.split})"]
-        for number, (name, value) in enumerate(of_task.metrics.items()):
-            shown = with_bounds(value, of_task.intervals.get(name))
-            rows.append(["" if number else task, name.replace("_", " "), shown, *(["", ""] if number else about)])
-    title = f"{result.model} on {result.suite}, {human_time(result.seconds)}"
-    print_table(title, ["task", "metric", "value", "examples", "data"], rows, numbers=slice(2, 4))
+    results = measure_all([prepare_evaluation(*request) for request in recipes.values()])
+    return SuiteResult(suite.name, model, dict(zip(recipes, results)), round(time.time() - started, 1))
 
 
 class EvaluationSuite(evaluate.EvaluationSuite):

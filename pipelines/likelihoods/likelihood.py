@@ -1,6 +1,9 @@
 """Log-likelihoods of continuations, computed in batches, equal to those computed for one text at a time."""
 
+import copy
 import inspect
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from anyformer.modeling.attention_masks import CACHE
@@ -12,9 +15,9 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ..data.batch_keys import pad, real_places
 from ..data.length_batching import batches_by_tokens
-from ..objectives.tokens import UNLIMITED
-from ..positions import most_positions
+from ..positions import UNLIMITED, most_positions
 from ..words import watched
+from .token_log_probs import token_log_probs
 
 # (tokens of the context, tokens of the continuation)
 Pair = tuple[list[int], list[int]]
@@ -48,12 +51,26 @@ def most_tokens(config) -> int:
 def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> list[float]:
     """The sum of log-probabilities of each continuation's tokens after its context, in fp64.
 
-    A text of more than `most` tokens loses its beginning. Continuations that share what the model reads share a row,
-    and the prefix that all rows share, such as the solved examples of a prompt, is read once. A batch holds at most as
-    many tokens as `batch_size` of the longest rows.
+    A text of more than `most` tokens loses its beginning. A batch holds at most as many tokens as `batch_size` of the
+    longest rows.
     """
-    if model.config.is_encoder_decoder:
-        return _of_answers(model, pairs, batch_size, most)
+    batches = _of_answers if model.config.is_encoder_decoder else _of_continuations
+    sums = torch.zeros(len(pairs), dtype=torch.float64)
+    for numbers, *asked in batches(model, pairs, batch_size, most):
+        sums.index_add_(0, numbers, token_log_probs(model, *asked).cpu())
+    return sums.tolist()
+
+
+# The number of the pair of each asked token, and what token_log_probs takes.
+Batch = tuple[torch.Tensor, dict[str, Any], torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
+
+
+def _of_continuations(model, pairs: list[Pair], batch_size: int, most: int) -> Iterator[Batch]:
+    """The batches of a decoder.
+
+    Continuations that share what the model reads share a row, and the prefix that all rows share, such as the solved
+    examples of a prompt, is read once.
+    """
     texts = [(context + continuation)[-(most + 1) :] for context, continuation in pairs]
     # The first position of each text that predicts a token of the continuation.
     first = [len(text) - 1 - min(len(pair[1]), len(text) - 1) for text, pair in zip(texts, pairs)]
@@ -67,33 +84,26 @@ def log_likelihoods(model, pairs: list[Pair], *, batch_size: int, most: int) -> 
     batches = []
     for shares in (True, False):  # rows with the shared prefix, then those that were cut and lost it
         rows = [row for row in numbers_of_row if (row[: len(prefix)] == prefix) == shares]
-        batches += [(shares, batch) for batch in batches_by_tokens(rows, batch_size)]
-    sums = [0.0] * len(pairs)
-    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
-    for shares, batch in watched(batches, "asking, batch"):
         past = len(prefix) if shares else 0
-        ids, mask = _padded([row[past:] for row in batch], model.device)
-        targets = []  # (number of the pair, row of the batch, position that predicts, token)
+        batches += [(past, batch) for batch in batches_by_tokens(rows, batch_size)]
+    for past, batch in watched(batches, "asking, batch"):
+        ids, mask = _padded([row[past:] for row in batch])
+        asked = []  # (number of the pair, row of the batch, position that predicts, token)
         for i, row in enumerate(batch):
             for number in numbers_of_row[row]:
                 text = texts[number]
-                targets += [(number, i, at - past, text[at + 1]) for at in range(first[number], len(text) - 1)]
-        numbers, at, places, tokens = (list(column) for column in zip(*targets))
-        kept = torch.tensor(sorted(set(places)), device=model.device)
-        options = {"logits_to_keep": kept} if keeps else {}
-        with torch.inference_mode():
-            if past:
-                full_mask = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
-                options |= {_cache_argument(model): _copies(cache, len(batch)), "use_cache": True}
-            else:
-                full_mask, options = mask, options | {"use_cache": False}
-            logits = model(input_ids=ids, attention_mask=full_mask, **options).logits
-        columns = torch.searchsorted(kept, torch.tensor(places, device=model.device)) if keeps else torch.tensor(places)
-        chosen = logits[torch.tensor(at, device=model.device), columns.to(model.device)].double().log_softmax(-1)
-        chosen = chosen.gather(-1, torch.tensor(tokens, device=model.device)[:, None])[:, 0].tolist()
-        for number, value in zip(numbers, chosen):
-            sums[number] += value
-    return sums
+                asked += [(number, i, at - past, text[at + 1]) for at in range(first[number], len(text) - 1)]
+        numbers, rows, places, tokens = (torch.tensor(column) for column in zip(*asked))
+        read = {"input_ids": ids, "attention_mask": mask, "use_cache": False}
+        if past:
+            read["attention_mask"] = torch.cat((mask.new_ones(len(batch), past), mask), dim=1)
+            own = copy.deepcopy(cache)  # the model adds to it
+            own.batch_repeat_interleave(len(batch))
+            read |= {_cache_argument(model): own, "use_cache": True}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            read["logits_to_keep"] = kept = places.unique()
+            places = torch.searchsorted(kept, places)
+        yield numbers, read, tokens, (rows, places)
 
 
 def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
@@ -112,7 +122,7 @@ def _read_once(model, rows: list[tuple], first: list[int]) -> tuple:
     if length < LEAST_SHARED or kinds & set(BATCH_DEPENDENT_ROPE):
         return nothing
     prefix = rows[0][:length]
-    with torch.inference_mode():
+    with torch.no_grad():  # inference mode makes tensors that cannot be copied
         cache = model(input_ids=torch.tensor([prefix], device=model.device), use_cache=True).get(CACHE)
     if type(cache) is not DynamicCache or not all(
         isinstance(layer, DynamicLayer) and not layer.is_sliding for layer in cache.layers
@@ -127,14 +137,6 @@ def _cache_argument(model) -> str | None:
     return next((name for name in ("cache", "past_key_values") if name in parameters), None)
 
 
-def _copies(held: DynamicCache, rows: int) -> DynamicCache:
-    """A cache of `rows` rows, each a copy of the single row of `held`."""
-    cache = DynamicCache()
-    for number, layer in enumerate(held.layers):
-        cache.update(layer.keys.expand(rows, -1, -1, -1), layer.values.expand(rows, -1, -1, -1), number)
-    return cache
-
-
 def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int, ...]]:
     """Each text -> the longest text that begins with it and, as attention is causal, has the same logits there."""
     ordered, longest_of = sorted(set(texts)), {}
@@ -144,36 +146,31 @@ def shared_rows(texts: list[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[int
     return longest_of
 
 
-def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> list[float]:
-    """log_likelihoods of an encoder-decoder: the encoder reads each context once, the decoder the continuations."""
-    sums = [0.0] * len(pairs)
+def _of_answers(model, pairs: list[Pair], batch_size: int, most: int) -> Iterator[Batch]:
+    """The batches of an encoder-decoder: the encoder reads each context once, the decoder the continuations."""
     numbers_of_context: dict[tuple, list[int]] = {}
     for number, (context, _) in enumerate(pairs):
         numbers_of_context.setdefault(tuple(context[-most:]), []).append(number)
     for contexts in watched(batches_by_tokens(list(numbers_of_context), batch_size), "asking, batch"):
-        ids, mask = _padded(contexts, model.device)
-        numbers = [(number, row) for row, context in enumerate(contexts) for number in numbers_of_context[context]]
+        ids, mask = (each.to(model.device) for each in _padded(contexts))
         with torch.inference_mode():
             states = model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        numbers = [(number, row) for row, context in enumerate(contexts) for number in numbers_of_context[context]]
         for start in range(0, len(numbers), batch_size):
-            part, rows = zip(*numbers[start : start + batch_size])
-            answers, counted = _padded([pairs[number][1] for number in part], model.device)
-            decoder_ids = shift_right(answers, model.config.decoder_start_token_id, model.config.pad_token_id)
-            at = torch.tensor(rows, device=model.device)
-            with torch.inference_mode():
-                logits = model(
-                    encoder_outputs=BaseModelOutput(last_hidden_state=states[at]),
-                    attention_mask=mask[at],
-                    decoder_input_ids=decoder_ids,
-                    use_cache=False,
-                ).logits
-            chosen = logits.double().log_softmax(-1).gather(-1, answers[..., None])[..., 0]
-            for number, value in zip(part, (chosen * counted).sum(-1).tolist()):
-                sums[number] = value
-    return sums
+            part, rows = torch.tensor(numbers[start : start + batch_size]).T
+            answers, counted = _padded([pairs[number][1] for number in part])
+            starts = shift_right(answers, model.config.decoder_start_token_id, model.config.pad_token_id)
+            read = {
+                "encoder_outputs": BaseModelOutput(last_hidden_state=states[rows]),
+                "attention_mask": mask[rows],
+                "decoder_input_ids": starts,
+                "use_cache": False,
+            }
+            at = counted.nonzero(as_tuple=True)
+            yield part[at[0]], read, answers[at], at
 
 
-def _padded(rows, device) -> tuple[torch.Tensor, torch.Tensor]:
+def _padded(rows) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask) of rows padded at their ends with token 0, which no token before it attends to."""
     ids = pad(list(rows), 0)
-    return ids.to(device), real_places(list(map(len, rows)), ids.shape[1]).long().to(device)
+    return ids, real_places(list(map(len, rows)), ids.shape[1]).long()

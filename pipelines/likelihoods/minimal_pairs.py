@@ -93,24 +93,22 @@ def open_pairs(settings: MinimalPairsSettings, where: str = "evaluation.minimal_
     readers = _readers(settings, where)
     good_field, bad_field, *group_fields = columns = _columns(settings, _columns_of(readers[0]), where)
     say(unusual(sum((reader.account() for reader in readers), Account())))
-    good, bad, groups = [], [], {column: [] for column in group_fields}
+    rows = []
     readers = [reader.seeing(reader.view.of(columns)) for reader in readers]
     for reader in readers:
         reader.check()
     for place, row in chain.from_iterable(reader.items() for reader in readers):
         if isinstance(row, UserError):
             raise row
-        good.append(filled_text_of(row, good_field, "good_field", place))
-        bad.append(filled_text_of(row, bad_field, "bad_field", place))
-        for column, values in groups.items():
-            values.append(None if row[column] is None else str(row[column]))
-    if not good:
+        good = filled_text_of(row, good_field, "good_field", place)
+        bad = filled_text_of(row, bad_field, "bad_field", place)
+        rows.append([good, bad, *(None if row[column] is None else str(row[column]) for column in group_fields)])
+    if not rows:
         raise UserError(f"{where}: {settings.files or settings.dataset} holds no pair")
-    chosen = evenly_spread(len(good), settings.max_pairs or len(good))
-    good, bad = ([values[number] for number in chosen] for values in (good, bad))
-    groups = {column: [values[number] for number in chosen] for column, values in groups.items()}
+    chosen = [rows[number] for number in evenly_spread(len(rows), settings.max_pairs or len(rows))]
+    good, bad, *groups = map(list, zip(*chosen))
     files = [settings.files] if isinstance(settings.files, str) else settings.files
-    return MinimalPairs(settings.dataset or ", ".join(files), good, bad, groups, settings)
+    return MinimalPairs(settings.dataset or ", ".join(files), good, bad, dict(zip(group_fields, groups)), settings)
 
 
 class PairView(ExampleView):

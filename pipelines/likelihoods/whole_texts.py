@@ -5,16 +5,15 @@ R rows of a batch (each a text with one hidden token), T tokens, V vocabulary.
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from anyformer.modeling.families import FAMILIES
 
-from ..data.batch_keys import pad, real_places
+from ..data.batch_keys import PREFIX_MASK, pad, real_places
 from ..errors import UserError
-from ..objectives.looking_ahead import PREFIX_MASK
 from ..words import watched
 from .likelihood import Pair, encode_pairs, log_likelihoods, most_tokens
+from .token_log_probs import token_log_probs
 
 AUTO, WITHIN_WORD = "auto", "pseudo_log_likelihood_l2r"
 # Most tokens in a batch of rows with a hidden token; on a CPU as many as its caches hold the hidden states of
@@ -37,16 +36,12 @@ def text_scores(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: 
         UserError: the model or the tokenizer cannot compute this score.
     """
     score = check_score(model, tokenizer, score)
-    different = list(dict.fromkeys(texts))
-    if score == "log_probability":
-        pairs = _whole(model, tokenizer, different, add_bos)
-        longest = max((len(context) + len(text) for context, text in pairs), default=1)
-        rows = max(1, LOGITS // (model.config.get_text_config().vocab_size * longest))
-        scores = log_likelihoods(model, pairs, batch_size=rows, most=most_tokens(model.config))
-    else:
-        scores = pseudo_log_likelihoods(model, tokenizer, different, score == WITHIN_WORD, add_bos)
-    of_text = dict(zip(different, scores))
-    return [of_text[text] for text in texts]
+    if score != "log_probability":
+        return pseudo_log_likelihoods(model, tokenizer, texts, score == WITHIN_WORD, add_bos)
+    pairs = _whole(model, tokenizer, texts, add_bos)
+    longest = max((len(context) + len(text) for context, text in pairs), default=1)
+    rows = max(1, LOGITS // (model.config.get_text_config().vocab_size * longest))
+    return log_likelihoods(model, pairs, batch_size=rows, most=most_tokens(model.config))
 
 
 def check_texts(model, tokenizer, texts: list[str], score: str = AUTO, add_bos: bool = True) -> None:
@@ -129,10 +124,9 @@ def pseudo_log_likelihoods(
             hidden = columns == at[:, None]
             if within_word:
                 hidden = (columns >= at[:, None]) & (words[row] == words[row, at][:, None]) & hideable[row]
-            inputs = ids[row].masked_fill(hidden, tokenizer.mask_token_id)
-            logits = _logits_at(model, inputs, mask[row], at - int(by_decoder), by_decoder)
-            chosen = logits.double().log_softmax(-1).gather(-1, ids[row, at].to(logits.device)[:, None])[:, 0]
-            sums.index_add_(0, torch.tensor(numbers)[row], chosen.cpu())
+            read = ids[row].masked_fill(hidden, tokenizer.mask_token_id)
+            values = _hidden_log_probs(model, read, mask[row], at - int(by_decoder), ids[row, at], by_decoder)
+            sums.index_add_(0, torch.tensor(numbers)[row], values.cpu())
     scores = sums.tolist()
     return [scores[number_of[text]] for text in framed]
 
@@ -169,32 +163,24 @@ def _batches(lengths: list[int], most: int) -> Iterator[list[int]]:
         order = order[number:]
 
 
-@torch.inference_mode()
-def _logits_at(model, ids_RT, mask_RT, at_R, by_decoder: bool):
-    """The logits (R, V) at one position of each row; the head computes no others.
+def _hidden_log_probs(model, ids_RT, mask_RT, at_R, tokens_R, by_decoder: bool) -> torch.Tensor:
+    """The log-probability of one token of each row, (R,); the head computes the logits of no others.
 
     Nor does the last feed-forward layer of our own encoders (kept_tokens).
     """
-    device, rows = model.device, torch.arange(len(at_R), device=model.device)
-    at, inputs = at_R.to(device), {"input_ids": ids_RT.to(device)}
+    rows = torch.arange(len(at_R))
+    read = {"input_ids": ids_RT}
     if by_decoder:
-        inputs |= {PREFIX_MASK: mask_RT.to(device), "use_cache": False}
+        read |= {PREFIX_MASK: mask_RT, "use_cache": False}
     elif not mask_RT.all():
-        inputs["attention_mask"] = mask_RT.to(device)
+        read["attention_mask"] = mask_RT
     if "kept_tokens" in inspect.signature(model.forward).parameters:
-        return model(**inputs, kept_tokens=rows * ids_RT.shape[1] + at).logits[0]
-    with _only(model, rows, at):
-        outputs = model(**inputs)
-    logits = outputs.get("prediction_logits", outputs.get("logits"))
-    return logits[rows, at] if logits.shape[1] > 1 else logits[:, 0]
-
-
-@contextmanager
-def _only(model, rows, at):
-    """Within the `with` block a model's output layer reads only one hidden state of each row."""
+        read["kept_tokens"] = rows * ids_RT.shape[1] + at_R
+        return token_log_probs(model, read, tokens_R, (torch.zeros_like(rows), rows))
+    places = rows.to(model.device), at_R.to(model.device)
     head = model.get_output_embeddings()
-    hook = head.register_forward_pre_hook(lambda module, args: (args[0][rows, at][:, None], *args[1:]))
+    hook = head.register_forward_pre_hook(lambda module, args: (args[0][places][:, None], *args[1:]))
     try:
-        yield
+        return token_log_probs(model, read, tokens_R, (rows, at_R))
     finally:
         hook.remove()

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..data.account import Account
 from ..data.cells import filled_text_of, text_of
+from ..positions import UNLIMITED
 from ..storage.cache import sha
 from .data import Data
 from .reads import AS_READ, Reads, columns_of, text_columns_of
-from .tokens import UNLIMITED, padding_collator, train_or_load
+from .tokens import padding_collator, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus

@@ -1,6 +1,6 @@
 """Objectives in which one of our decoders reads tokens in both directions: a prefix, or a row with masks.
 
-Their batches hold a prefix_mask (B, T), nonzero at tokens that all tokens of their document see, earlier ones, too.
+Their batches hold PREFIX_MASK (data/batch_keys.py).
 """
 
 from anyformer.modeling.families import FAMILIES
@@ -10,8 +10,6 @@ from ..backends import is_flash
 from ..errors import UserError
 from .base import Objective
 from .data import ModelFacts
-
-PREFIX_MASK = "prefix_mask"  # key of a batch
 
 
 def has_encoder(facts: ModelFacts) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
+from ..data.batch_keys import IGNORE_INDEX, PREFIX_MASK, row_generators, row_ids
 from ..data.cells import text_of
 from ..errors import UserError
 from ..lazy import np, torch
@@ -15,7 +15,7 @@ from ..recipes.types import show
 from .answering import piped
 from .base import SHARE, FamiliesWith, Objective, Planned
 from .data import Data
-from .looking_ahead import PREFIX_MASK, check_ahead, is_our_decoder
+from .looking_ahead import check_ahead, is_our_decoder
 from .showing import documents_line, is_label, masked_text
 from .text import Continues, LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
 from .tokens import Tokens

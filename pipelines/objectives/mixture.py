@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
-from ..data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, ROW_IDS, pad, row_ids
+from ..data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, PREFIX_MASK, ROW_IDS, pad, row_ids
 from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UnknownName, UserError, did_you_mean
@@ -18,7 +18,6 @@ from ..recipes.schema import DataSection, ObjectiveSettings, Recipe, doc
 from ..recipes.types import show
 from .base import FamiliesWith, Planned
 from .data import Data
-from .looking_ahead import PREFIX_MASK
 from .parts import ReadsParts, SeveralObjectives
 from .text import Continues, LearnsText, PerplexityScores, ReadsText, TextObjective, shifts_labels
 from .tokens import pad_token_id

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..plugins import OBJECTIVES, objective_of
-from ..positions import learns_positions, most_positions
+from ..positions import UNLIMITED, learns_positions, most_positions
 from ..recipes.schema import DataSection, ModelSection, Recipe
 from .base import Objective
-from .tokens import UNLIMITED
 
 # How the class name in config.architectures ends -> the objective that answers with this head. Models with another head
 # answer with vectors.

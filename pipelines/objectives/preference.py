@@ -12,6 +12,7 @@ from ..data.rows import Rows
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..lazy import np, rich_text, torch, transformers
+from ..likelihoods.token_log_probs import log_probs, token_log_probs
 from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
@@ -221,14 +222,15 @@ class PairCollator:
         } | row_ids(rows)
 
 
-def answer_log_probs(logits, batch: dict):
-    """(2B, T, V) logits of a PairCollator's batch -> (B, 2): log-probabilities of chosen and rejected answers."""
-    labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)[:, 1:]
-    labels = torch.nn.functional.pad(labels, (0, 1), value=IGNORE_INDEX)  # shifted, so that no logits are copied
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-    )
-    return -losses.view(labels.shape).sum(dim=-1).view(2, -1).T
+def answer_tokens(batch: dict):
+    """(2B, T): the token of an answer that each place of a PairCollator's batch predicts, else IGNORE_INDEX."""
+    labels = batch["input_ids"].masked_fill(~batch[ANSWERS], IGNORE_INDEX)
+    return torch.nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # so that no logits are copied
+
+
+def of_pairs(log_probs):
+    """(2B, T) log-probabilities of the tokens of answers -> (B, 2), of the chosen and the rejected answers."""
+    return log_probs.sum(dim=-1).view(2, -1).T
 
 
 def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable, progress: bool):
@@ -242,15 +244,14 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
         trust = {"trust_remote_code": recipe.trust_remote_code}
         model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
-    log_probs = np.zeros((len(rows), 2), dtype=np.float32)
+    found = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
     for numbers in watched(batches, "reference model, batch") if progress else batches:
         batch = collate([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        with torch.inference_mode():
-            outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
-            log_probs[numbers] = answer_log_probs(outputs.logits, batch).cpu().numpy()
-    return log_probs
+        read = {name: batch[name] for name in ("input_ids", "attention_mask")}
+        # In float32, as those of the model in training, which begins as the reference.
+        found[numbers] = of_pairs(token_log_probs(model, read, answer_tokens(batch), dtype=torch.float32)).cpu().numpy()
+    return found
 
 
 class PreferenceLoss(OwnLoss):
@@ -267,7 +268,8 @@ class PreferenceLoss(OwnLoss):
 
     def logits(self, outputs, batch):
         """(B, 2): the rewards."""
-        return self.beta * (answer_log_probs(super().logits(outputs, batch), batch) - batch[REFERENCE])
+        of_tokens = log_probs(super().logits(outputs, batch).float(), answer_tokens(batch))
+        return self.beta * (of_pairs(of_tokens) - batch[REFERENCE])
 
     def weights_of_rows(self, batch, rows):
         return self.weights(batch).repeat(2) / 2  # the chosen conversations of all pairs come first

@@ -1,14 +1,14 @@
 from dataclasses import replace
 from typing import Any
 
-from ..data.batch_keys import IGNORE_INDEX, document_parts, row_generators
+from ..data.batch_keys import IGNORE_INDEX, PREFIX_MASK, document_parts, row_generators
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
 from .data import Data
-from .looking_ahead import PREFIX_MASK, check_ahead, has_encoder, is_our_decoder
+from .looking_ahead import check_ahead, has_encoder, is_our_decoder
 from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
 from .tokens import Tokens

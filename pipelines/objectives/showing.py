@@ -51,17 +51,6 @@ def token_text(tokenizer, number: int) -> str:
     return visible(text)
 
 
-def pieces_text(ids: list[int], tokenizer) -> "rich_text.Text":
-    """The tokens of a text side by side, neighbours in different colours, special and unknown ones highlighted."""
-    special, text = set(tokenizer.all_special_ids), rich_text.Text()
-    for place, number in enumerate(ids):
-        if place:
-            text.append("|", style="dim")
-        color = DOCUMENT_COLORS[place % len(DOCUMENT_COLORS)]
-        text.append(token_text(tokenizer, number), style=PREDICTED if number in special else color)
-    return text
-
-
 def documents_line(documents: list) -> str:
     return "documents: " + ", ".join(
         f"{document} from token {start} ({length})" for document, start, length in documents

@@ -12,12 +12,11 @@ from ..data.account import Account
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..open_tokenizer import open_tokenizer
-from ..positions import most_positions
+from ..positions import UNLIMITED, most_positions
 from ..storage.model_folder import open_model_folder
 from ..storage.record import Record
 from ..transformers_logging import errors_only
 from .of_heads import pooling_of
-from .tokens import UNLIMITED
 
 SETTING = "teacher.name_or_path"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
-from ..positions import most_positions
+from ..positions import UNLIMITED, most_positions
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import working
@@ -17,7 +17,7 @@ from .data import Data, ModelFacts
 from .learns import Learns
 from .reads import Reads
 from .scores import Scores
-from .tokens import UNLIMITED, Tokens, check_prompts, pad_token_id, train_or_load
+from .tokens import Tokens, check_prompts, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
     from ..data.documents import Corpus, Share

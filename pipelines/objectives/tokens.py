@@ -14,8 +14,6 @@ from ..recipes.types import show
 if TYPE_CHECKING:
     from .base import Objective
 
-UNLIMITED = 10**9  # transformers gives a tokenizer without model_max_length a number above this
-
 
 @dataclass(frozen=True)
 class Tokens:

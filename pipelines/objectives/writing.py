@@ -10,6 +10,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..lazy import torch
 from ..open_tokenizer import has_languages
+from ..positions import UNLIMITED
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -22,7 +23,7 @@ from .example_reads import ReadsExamples, stored
 from .learns import Learns
 from .scores import Scored, Scores
 from .showing import show_source_and_target
-from .tokens import UNLIMITED, Tokens, need_tokens, train_or_load
+from .tokens import Tokens, need_tokens, train_or_load
 
 
 @dataclass

@@ -66,7 +66,6 @@ WITHOUT_TORCH = [
     (["evaluate", os.path.dirname(__file__), "quickstart", "task.num_beams=1"], 2),
     (["generate", "no/such/model", "text"], 2),
     (["convert", "gpt2", os.path.dirname(__file__)], 2),
-    (["tokenizer", "quickstart", "tokenizer.vocab_sise=1"], 2),
 ]
 
 

@@ -166,7 +166,7 @@ def test_a_result_is_written_before_a_reader_can_leave(stage, monkeypatch, tmp_p
         raise UserError("the reader left")
 
     monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
-    monkeypatch.setattr("anyformer.pipelines.evaluation.evaluate.print_evaluation", leave)
+    monkeypatch.setattr("anyformer.pipelines.evaluation.evaluate.Evaluation.show", leave)
     files = [tmp_path / "result.json", tmp_path / "answers.jsonl"]
     words = ["--output", str(files[0]), "--predictions", str(files[1])]
     assert main(["evaluate", str(stage / "runs" / "classes"), *words]) == 2

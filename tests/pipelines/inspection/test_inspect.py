@@ -73,7 +73,6 @@ def test_the_name_of_a_file_is_not_taken_for_a_text(finished_run, command, tmp_p
     for words, way_out in (
         (("inspect", finished_run, "a text", file, "--out", page), "TEXT={} is a file; give the text that is meant"),
         (("generate", finished_run, file), "PROMPT={} is a file; anyformer predict"),
-        (("tokenizer", finished_run, file), "TEXT={} is a file; to measure on it: --on"),
     ):
         assert command(*words) == 2 and not page.exists()
         assert way_out.format(file) in capsys.readouterr().err
