@@ -47,6 +47,11 @@ def imports_of(package: str) -> set[str]:
     return rooms - {package}
 
 
+def test_models_are_compared_by_their_records_and_by_an_adapter_that_is_loaded_alone():
+    users = {file.stem for file in PIPELINES.rglob("*.py") if "is_same_model" in file.read_text(encoding="utf-8")}
+    assert users == {"record", "adapters"}
+
+
 def table() -> dict[str, set[str]]:
     """{package: packages it imports} of CONTRIBUTING.md, in its order."""
     rows = re.findall(r"^\| `(\w+)` \| [^|]+ \|([^|]*)\|$", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.M)

@@ -56,12 +56,12 @@ def counted_parameters(config) -> int:
 def predicted(larger: Member, plan: Plan, runs: list[dict], law: Law, resampled_laws: list[Law]) -> dict:
     """The loss of a larger run by the law, what it takes by its plan, and its measured loss, once it has run.
 
-    runs: the ladder's. A step has as many tokens in each, and the larger run must have read the same data.
+    runs: the ladder's. A step has as many tokens in each, and the larger run must have read and measured the same data.
     """
     parameters = counted_parameters(planned_config(larger.recipe, objective_of(larger.recipe), []))
     longest = max(runs, key=lambda run: run["steps"])
     tokens = round(larger.values["steps"] * longest["tokens"] / longest["steps"])
-    read = json.loads((Path(longest["folder"]) / "run.json").read_text(encoding="utf-8"))["data"]["fingerprint"]
+    read = json.loads((Path(longest["folder"]) / "run.json").read_text(encoding="utf-8"))["data"]
     return by_law(parameters, tokens, law, resampled_laws) | {
         **larger.values,
         "parameters": parameters,

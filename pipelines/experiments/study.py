@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..adapters import is_same_model, weights_identity
 from ..errors import UserError
 from ..plugins import loaded_plugins
 from ..recipes.schema import Recipe
 from ..recipes.usual_rates import settled
 from ..storage.checkpoints import set_aside
 from ..storage.record import Record, data_identity
+
+READ = ("fingerprint", "validated_on")  # of the facts of a run's data: what it trains on, what its validations measure
 
 
 @dataclass
@@ -66,16 +67,16 @@ class Member:
             self.facts = {"examples": result["examples"], "wall_seconds": result["seconds"]}
 
 
-def kept(member: Member, fingerprint: str | None = None) -> dict[str, Any] | None:
+def kept(member: Member, read: dict[str, Any] | None = None) -> dict[str, Any] | None:
     """The result of a member that is finished and of its recipe, data, weights and code; None: it is to be made.
 
-    fingerprint: of the data that a run must have read; None: their files are compared, the rest is left to `train`.
+    read: facts of the data that a run must have read; None: their files are compared, the rest is left to `train`.
     """
     try:
         result = json.loads(member.file.read_text(encoding="utf-8"))
         settings = member.recipe.to_dict()
         if member.model is None:
-            is_of = result["status"] == "finished" and is_run_of(member, result, fingerprint)
+            is_of = result["status"] == "finished" and is_run_of(member, result, read)
             now = Record.of_run(member.folder, data_identity(settings))
         else:
             is_of = result["max_examples"] == member.most
@@ -85,7 +86,7 @@ def kept(member: Member, fingerprint: str | None = None) -> dict[str, Any] | Non
     return result if is_of and Record.of(result).differs_from(now) is None else None
 
 
-def is_run_of(member: Member, run: dict[str, Any], fingerprint: str | None) -> bool:
+def is_run_of(member: Member, run: dict[str, Any], read: dict[str, Any] | None) -> bool:
     """Whether a run began as this member would: with its recipe, the weights it begins from, and these plug-ins."""
     from ..data.rows import steps_of_epoch
     from ..training.checkpoints.resume import resume_difference
@@ -94,7 +95,9 @@ def is_run_of(member: Member, run: dict[str, Any], fingerprint: str | None) -> b
     per_epoch = steps_of_epoch(data.get("rows", data.get("examples", math.inf)), run["rows_per_step"])
     if resume_difference(run["recipe"], settled(member.recipe, per_epoch).to_dict()) is not None:
         return False
-    if fingerprint not in (None, run["data"]["fingerprint"]) or begins_from_others(member, run):
+    if read is not None and any(run["data"].get(name) != read.get(name) for name in READ):
+        return False
+    if begins_from_others(member, run):
         return False
     code = {plugin.get("sha256") for plugin in loaded_plugins()}
     return all(plugin.get("sha256") in code for plugin in run.get("plugins", []))
@@ -105,7 +108,7 @@ def begins_from_others(member: Member, run: dict[str, Any]) -> bool:
     base = member.recipe.model.name_or_path
     if base is None or not Path(base).expanduser().is_dir():
         return False
-    return not is_same_model(run["data"].get("base_weights"), weights_identity(base, alone=True))
+    return Record(run["data"].get("base_weights")).differs_from(Record.of_run(Path(base))) is not None
 
 
 def set_stale_aside(member: Member) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from anyformer.pipelines.experiments.seeds import seed_study
-from anyformer.pipelines.experiments.study import kept
+from anyformer.pipelines.experiments.study import READ, kept
 from anyformer.pipelines.recipes.compose import load_recipe
 from processes import run_ranks
 from run_folders import assert_same_weights
@@ -39,7 +39,8 @@ def test_each_seed_is_a_run_of_its_own_made_once_and_their_metrics_are_compared(
     found = json.loads((folder / "seeds.json").read_text())["metrics"]
     assert found["test_loss"]["values"].keys() == {"seed-7", "seed-9"}
     (member,) = seed_study(load_recipe(str(recipe)), [7]).members
-    assert kept(member, kept(member)["data"]["fingerprint"]) and kept(member, "of other data") is None
+    data = kept(member)["data"]
+    assert kept(member, data) and all(kept(member, data | {name: "of other data"}) is None for name in READ)
     assert kept(replace(member, recipe=member.recipe.with_(training={"learning_rate": 0.5}))) is None
     for file in (tmp_path / "sequence_classification.jsonl", member.folder / "model.safetensors", member.file):
         before = file.read_bytes()
