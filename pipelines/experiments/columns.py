@@ -17,6 +17,7 @@ from ..recipes.schema import Recipe
 from ..reporting.charts import OF_ROUTERS, OF_TRAINING
 from ..reporting.run_log import COLUMNS_FILE, is_number, read_run
 from ..storage.atomic import write_atomically
+from ..storage.record import Record, code_identity
 from ..words import watched
 
 WRITERS = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")  # heads of models that write text, with a cache
@@ -27,7 +28,8 @@ LAST = 10  # a logged number is the median of this many last lines of the log
 @dataclass(frozen=True)
 class Column:
     """measure: folder of a finished run -> the number, None where it has none. rounds: repetitions of a timing; their
-    median counts, and runs take turns, so that all meet the same machine. writes: only of models that write text."""
+    median counts, and runs take turns, so that all meet the same machine. writes: what a model that writes text does
+    with the installed versions, so that it is of the code, too."""
 
     measure: Callable[[Path], float | None]
     rounds: int = 1
@@ -93,18 +95,24 @@ def check_columns(names: list[str], recipe: Recipe) -> None:
 
 
 def measure_columns(names: list[str], folders: list[Path]) -> dict[Path, dict[str, float | None]]:
-    """The columns of finished runs; those that are not measured yet are, and written into the run's columns.json."""
+    """The columns of finished runs; those not measured by this code are, and written into a run's columns.json."""
     if not names:
         return {}
     transformers.utils.logging.disable_progress_bar()  # "Loading weights" would stand between the lines of the table
     runs = {folder: read_run(folder, shown=False) for folder in folders}
     for name in names:
-        values: dict[Path, list[float | None]] = {folder: [] for folder, run in runs.items() if name not in run.columns}
-        turns = list(values) * COLUMNS[name].rounds
+        column = COLUMNS[name]
+        now = Record(code=code_identity() if column.writes else None)
+        values: dict[Path, list[float | None]] = {
+            folder: []
+            for folder, run in runs.items()
+            if name not in run.columns or Record.of(run.columns[name]).differs_from(now) is not None
+        }
+        turns = list(values) * column.rounds
         for folder in watched(turns, f"measuring {name.replace('_', ' ')}, run"):
-            values[folder].append(COLUMNS[name].measure(folder))
+            values[folder].append(column.measure(folder))
         for folder, measured in values.items():
             numbers, run = [value for value in measured if value is not None], runs[folder]
-            run.columns[name] = statistics.median(numbers) if numbers else None
+            run.columns[name] = {"value": statistics.median(numbers) if numbers else None} | now.facts()
             write_atomically(folder / COLUMNS_FILE, json.dumps(run.columns | run.model.facts(), indent=1))
-    return {folder: {name: run.columns[name] for name in names} for folder, run in runs.items()}
+    return {folder: {name: run.columns[name]["value"] for name in names} for folder, run in runs.items()}

@@ -11,6 +11,8 @@ from ..errors import UserError
 from ..metrics.significance import holm
 from ..publishing.objective_facts import objective_facts
 from ..publishing.run_facts import validated_on
+from ..recipes.schema import MINIMAL_PAIRS
+from ..storage.record import Record
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
@@ -56,7 +58,7 @@ def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
         "pages": [page_of(log, out) for log in logs],
         "row_settings": few,
         "row_metrics": row_metrics(logs),
-        "row_columns": dict.fromkeys(name for log in logs for name, value in log.columns.items() if is_number(value)),
+        "row_columns": [name for name, codes in row_columns(logs).items() if len(codes) == 1],
         "number_in_words": number_in_words,
         "names": names,
         "labels": labels if max(map(len, labels)) <= LONGEST_LABEL else [str(n) for n in range(1, len(labels) + 1)],
@@ -139,6 +141,16 @@ def row_metrics(logs: list[RunLog]) -> list[str]:
     return sorted(chosen, key=lambda name: name.endswith("_loss"))[:3]
 
 
+def row_columns(logs: list[RunLog]) -> dict[str, set[str]]:
+    """{column that a sweep has measured: a key for each code by which it was measured}."""
+    codes: dict[str, set[str]] = {}
+    for log in logs:
+        for name, column in log.columns.items():
+            if is_number(column["value"]):
+                codes.setdefault(name, set()).add(Record.of(column).key)
+    return codes
+
+
 def row_of(log: RunLog, name: str, settings: list[str], variant: int) -> dict[str, Any]:
     """The row of a run in the table of the runs. settings: those that it shows. variant: the number of its variant."""
     parameters = log.run.get("parameters")
@@ -149,7 +161,7 @@ def row_of(log: RunLog, name: str, settings: list[str], variant: int) -> dict[st
         "folder": str(log.folder),
         "state": "finished" if log.is_finished else f"{log.steps / total:.0%} done" if total else "not finished",
         "settings": [in_words(log.settings.get(path, MISSING)) for path in settings],
-        "columns": log.columns,
+        "columns": {name: column["value"] for name, column in log.columns.items()},
         "steps": f"{log.steps:,}",
         "tokens": short_number(log.tokens) if log.tokens else "-",
         "time": human_time(log.seconds) if log.seconds else "-",
@@ -191,30 +203,43 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
 def differences(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, str]]:
     """The difference of two variants in each metric, over their seeds, and how certain it is: {column: words} of each.
 
-    By Welch's t-test (1947), which allows different variances; the p of all pairs of a metric by Holm. A variant of one
-    run, or whose runs do not scatter, is left out; with many variants each is compared with the best one.
+    The p of all pairs of a metric by Holm. A variant of one run, or whose runs do not scatter, is left out; with many
+    variants each is compared with the best one.
     """
-    from scipy.stats import ttest_ind
-
     rows = []
     for key in metrics:
-        values = {name: [log.metrics[key] for log in runs] for name, runs in variants.items()}
-        values = {name: row for name, row in values.items() if len(set(row)) > 1}
-        means = {name: statistics.fmean(row) for name, row in values.items()}
+        values = {name: {log.settings[SEED]: log.metrics[key] for log in runs} for name, runs in variants.items()}
+        values = {name: of_seeds for name, of_seeds in values.items() if len({*of_seeds.values()}) > 1}
+        means = {name: statistics.fmean(of_seeds.values()) for name, of_seeds in values.items()}
         pairs = list(combinations(values, 2))
         if len(pairs) > MOST_PAIRS / 3:
             best = (min if lower_is_better(key.partition("_")[2]) else max)(means, key=means.__getitem__)
             pairs = [(name, best) for name in values if name != best]
-        tests = [ttest_ind(values[second], values[first], equal_var=False) for first, second in pairs]
-        for (first, second), test, p in zip(pairs, tests, holm([float(test.pvalue) for test in tests])):
+        tests = [difference_over_seeds(values[first], values[second]) for first, second in pairs]
+        corrected = holm([float(test.pvalue) for _, test in tests])
+        for (first, second), (by, test), p in zip(pairs, tests, corrected):
             low, high = test.confidence_interval(0.95)
             too_few = min(len(values[first]), len(values[second])) < FEWEST_SEEDS
             row = {"metric": key.replace("_", " "), "first": first, "second": second}
             row["difference"] = f"{means[second] - means[first]:+.{digits_of(low, high)}f}"
             row["95 % interval"] = between(low, high)[1:-1].removeprefix("95 %: ")
             row["sure?"] = "too few seeds" if too_few else "yes" if p < 0.05 else "no"
-            rows.append(row | {"by": f"Welch, p = {p:.4f}"})
+            of_others = key.startswith("validation_") and is_of_other_rows([*variants[first], *variants[second]])
+            rows.append(row | {"by": f"{by}, p = {p:.4f}" + ("; of different rows" if of_others else "")})
     return rows[:MOST_PAIRS]
+
+
+def difference_over_seeds(first: dict[int, float], second: dict[int, float]) -> tuple[str, Any]:
+    """(the name of a t-test, what scipy makes of it) of second minus first, each {seed: value}.
+
+    Paired by seed where both have the same seeds, because a seed moves both alike; else, and where all differences are
+    equal, Welch's (1947), which allows different variances.
+    """
+    from scipy.stats import ttest_ind, ttest_rel
+
+    if first.keys() == second.keys() and len({round(second[seed] - first[seed], 12) for seed in first}) > 1:
+        return "paired by seed", ttest_rel([second[seed] for seed in first], [*first.values()])
+    return "Welch", ttest_ind([*second.values()], [*first.values()], equal_var=False)
 
 
 def print_differences(rows: list[dict[str, str]]) -> None:
@@ -248,12 +273,25 @@ def compared(runs: dict[str, dict[str, float]]) -> dict[str, dict]:
     return summary
 
 
+def is_of_other_rows(logs: list[RunLog]) -> bool:
+    """Whether validations of some runs measured other rows than those of others; pairs that choose a model are none."""
+    of_rows = [log for log in logs if log.section("evaluation").get("best_metric") != MINIMAL_PAIRS]
+    return len({(log.run.get("data") or {}).get("validated_on") for log in of_rows} - {None}) > 1
+
+
 def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str]:
     """Sentences that a reader must know before comparing the runs."""
     notes = [f"{log.name}: {sentence}" for log in logs for sentence in log.damaged]
     prints = {(log.run.get("data") or {}).get("fingerprint") for log in logs}
     if len(prints) > 1:
         notes.append("The runs did not train on the same data; their fingerprints differ.")
+    if is_of_other_rows(logs):
+        notes.append("Their validations did not measure the same rows.")
+    for name, codes in row_columns(logs).items():
+        if len(codes) > 1:
+            notes.append(
+                f"{name} is left out: the runs were measured by different code; the sweep measures them again."
+            )
     if len(units) > 1:
         notes.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
     some = sorted({validated_on(log.run) for log in logs} - {""})

@@ -13,7 +13,7 @@ from ..recipes.own_settings import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
 from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
-from ..storage.record import OF, Record, data_identity, of_its_model
+from ..storage.record import Record, data_identity, of_its_model
 from ..words import counted
 
 RUN_FILE = "run.json"
@@ -141,10 +141,13 @@ class RunLog:
         return {name: value for name, value in last.items() if is_metric(name) and is_number(value)}
 
     @cached_property
-    def columns(self) -> dict[str, float | None]:
-        """{name: number} that a sweep has measured on the finished run, beside its metrics."""
+    def columns(self) -> dict[str, dict[str, Any]]:
+        """{name: {"value": number, "of": {"code"}}} that a sweep has measured of the finished run, beside its metrics.
+
+        code: by which it was measured, where that makes a difference.
+        """
         columns = _object(self.folder / COLUMNS_FILE, self.damaged, self.model)
-        return {name: value for name, value in columns.items() if name != OF}
+        return {name: column for name, column in columns.items() if isinstance(column, dict) and "value" in column}
 
     @cached_property
     def by_position(self) -> dict[str, Any]:

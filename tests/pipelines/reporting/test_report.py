@@ -8,7 +8,7 @@ import pytest
 import scipy
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.reporting.charts import MOST, thinned
-from anyformer.pipelines.reporting.comparison import compare_runs
+from anyformer.pipelines.reporting.comparison import compare_runs, difference_over_seeds
 from anyformer.pipelines.reporting.figures import draw_loss
 from anyformer.pipelines.reporting.report import write_report
 from anyformer.pipelines.reporting.run_log import read_run
@@ -151,7 +151,7 @@ def test_several_runs_are_compared_by_what_differs(recorded, tmp_path):
 
 @pytest.mark.parametrize("place", ["{variant}/seed-{seed}", "{variant}-s{seed}", "{seed}/{variant}"])
 def test_seeds_are_one_line_with_a_band_and_variants_are_tested(place, recorded, command, tmp_path, capsys):
-    """Welch's t-test over the seeds, which says nothing of fewer than three; page and terminal have the same words."""
+    """Paired where both have the same seeds, else by Welch; fewer than three say nothing; page and terminal agree."""
     values = {"slow": [0.70, 0.72, 0.74], "fast": [0.80, 0.81, 0.85], "new": [0.9, 0.91]}
     rates = {"slow": 0.1, "fast": 0.2, "new": 0.3}
     folders = [
@@ -176,14 +176,43 @@ def test_seeds_are_one_line_with_a_band_and_variants_are_tested(place, recorded,
     assert drawn["runs"] == called
     loss = {one["name"]: one for one in drawn["charts"][0]["series"]}
     assert [loss[called[0]][of] for of in ("y", "low", "high")] == [[3, 4], [2, 3], [4, 5]] and len(loss) == 3
-    test = scipy.stats.ttest_ind(values["fast"], values["slow"], equal_var=False)
-    low, high = test.confidence_interval(0.95)
-    ranked = [f"Welch, p = {count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among the three pairs
+    paired = scipy.stats.ttest_rel(values["fast"], values["slow"])
+    welch = scipy.stats.ttest_ind(values["new"], values["slow"], equal_var=False)
+    low, high = paired.confidence_interval(0.95)
     rows = {(row["first"], row["second"]): row for row in told}
-    assert len(rows) == 3 and rows[called[0], called[1]].pop("by") in ranked
+    for names, by, test in ((called[:2], "paired by seed", paired), (called[::2], "Welch", welch)):
+        ranked = [f"{by}, p = {count * test.pvalue:.4f}" for count in (1, 2, 3)]  # Holm: by its rank among three pairs
+        assert len(rows) == 3 and rows[tuple(names)].pop("by") in ranked
     sure = {"metric": "test accuracy", "first": called[0], "second": called[1], "difference": "+0.100", "sure?": "yes"}
     assert rows[called[0], called[1]] == sure | {"95 % interval": f"{low:.3f} to {high:.3f}"}
     assert all(row["sure?"] == "too few seeds" for pair, row in rows.items() if called[2] in pair)
+
+
+def test_equal_differences_of_all_seeds_do_not_make_a_verdict_surer_than_their_scatter():
+    first, second = {1: 0.70, 2: 0.72, 3: 0.74}, {3: 0.84, 2: 0.82, 1: 0.80}
+    by, test = difference_over_seeds(first, second)
+    assert by == "Welch" and test.pvalue > 0.001 and difference_over_seeds(first, first)[1].pvalue == 1
+    assert difference_over_seeds(first, second | {1: 0.81})[0] == "paired by seed"
+
+
+@pytest.mark.parametrize("chosen_by, says", [(None, True), ("minimal_pairs", False)])
+def test_validations_of_other_rows_are_named_in_the_page_and_in_the_verdict(chosen_by, says, recorded, tmp_path):
+    folders = []
+    for rate, on in ((0.1, "these"), (0.2, "those")):
+        for seed in (1, 2, 3):
+            folder = recorded(
+                f"{rate}/seed-{seed}",
+                settings=[f"training.seed={seed}", f"training.learning_rate={rate}"],
+                data={"train": {"examples": 90}, "fingerprint": "abc", "validated_on": on},
+                metrics={"validation_loss": rate * seed**2},
+            )
+            run = json.loads((folder / "run.json").read_text())
+            run["recipe"]["evaluation"]["best_metric"] = chosen_by  # of pairs, what is measured on rows is not known
+            (folder / "run.json").write_text(json.dumps(run))
+            folders.append(folder)
+    (row,) = compare_runs(folders, tmp_path / "page.html")
+    assert row["by"].endswith("; of different rows") == says
+    assert ("did not measure the same rows" in (tmp_path / "page.html").read_text()) == says
 
 
 def test_mistakes_are_one_sentence(recorded, command, tmp_path, capsys):

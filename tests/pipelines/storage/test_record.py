@@ -14,6 +14,9 @@ import yaml
 from anyformer.pipelines import adapters, manifest
 from anyformer.pipelines.api import Run
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.experiments import columns
+from anyformer.pipelines.experiments.columns import measure_columns
+from anyformer.pipelines.reporting.comparison import compare_runs
 from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.storage.model_folder import write_manifest
 from anyformer.pipelines.storage.record import Record
@@ -234,6 +237,25 @@ def test_a_sweep_measures_a_model_again_if_weights_or_data_are_others(place, com
     assert len({*first, *second, *losses(folder)}) == 6
 
 
+def test_a_column_that_depends_on_the_code_is_measured_again_by_another_and_not_shown_beside_it(place, monkeypatch):
+    run, other, names = place / "run", place / "other", ["cache_bytes_per_token", "learning_rate"]
+    cache = measure_columns(names, [run])[run]["cache_bytes_per_token"]
+    kept = json.loads((run / "columns.json").read_text())
+    for name in names:
+        kept[name]["value"] = 7.5
+    (run / "columns.json").write_text(json.dumps(kept))
+    shutil.copytree(run, other)
+    assert [*measure_columns(names, [run])[run].values()] == [7.5, 7.5]
+    monkeypatch.setattr(columns, "code_identity", lambda: {"torch": "of next year"})
+    assert [*measure_columns(names, [run])[run].values()] == [cache, 7.5]
+    compare_runs([run, other], place / "both.html")
+    page = (place / "both.html").read_text()
+    assert "cache_bytes_per_token is left out" in page and '<th scope="col">cache bytes' not in page
+    assert page.count("<td>7.5</td>") == 2
+    compare_runs([run], place / "one.html")
+    assert '<th scope="col">cache bytes' in (place / "one.html").read_text()
+
+
 @pytest.mark.slow
 def test_columns_and_perplexities_by_position_are_of_the_run_as_it_is(place, command, tmp_path):
     sweep = tmp_path / "sweep.yaml"
@@ -243,7 +265,7 @@ def test_columns_and_perplexities_by_position_are_of_the_run_as_it_is(place, com
     assert command(*words) == 0
     run = place / "runs" / "seed=1"
     before = json.loads((run / "by-position.json").read_text())
-    (run / "columns.json").write_text((run / "columns.json").read_text().replace('token": ', 'token": 1'))
+    (run / "columns.json").write_text((run / "columns.json").read_text().replace('value": ', 'value": 1'))
     columns = json.loads((run / "columns.json").read_text())["cache_bytes_per_token"]
     assert command(*words[:-1], "training.max_steps=4") == 0  # the same runs, trained on
     after = json.loads((run / "by-position.json").read_text())
