@@ -1,5 +1,6 @@
 """Reports of runs: what a page holds of a finished and a killed run, several compared, and that a browser draws it."""
 
+import itertools
 import json
 import re
 import signal
@@ -198,18 +199,12 @@ def test_equal_differences_of_all_seeds_do_not_make_a_verdict_surer_than_their_s
 @pytest.mark.parametrize("chosen_by, says", [(None, True), ("minimal_pairs", False)])
 def test_validations_of_other_rows_are_named_in_the_page_and_in_the_verdict(chosen_by, says, recorded, tmp_path):
     folders = []
-    for rate, on in ((0.1, "these"), (0.2, "those")):
-        for seed in (1, 2, 3):
-            folder = recorded(
-                f"{rate}/seed-{seed}",
-                settings=[f"training.seed={seed}", f"training.learning_rate={rate}"],
-                data={"train": {"examples": 90}, "fingerprint": "abc", "validated_on": on},
-                metrics={"validation_loss": rate * seed**2},
-            )
-            run = json.loads((folder / "run.json").read_text())
-            run["recipe"]["evaluation"]["best_metric"] = chosen_by  # of pairs, what is measured on rows is not known
-            (folder / "run.json").write_text(json.dumps(run))
-            folders.append(folder)
+    for rate, seed in itertools.product((0.1, 0.2), (1, 2, 3)):
+        how = [f"training.seed={seed}", f"training.learning_rate={rate}"]
+        data = {"train": {"examples": 90}, "fingerprint": "abc", "validated_on": f"rows for {rate}"}
+        folders.append(recorded(f"{rate}/{seed}", settings=how, data=data, metrics={"validation_loss": rate * seed**2}))
+        file = folders[-1] / "run.json"  # where pairs choose the best model, it says nothing of the rows
+        file.write_text(file.read_text().replace('"best_metric": null', f'"best_metric": {json.dumps(chosen_by)}'))
     (row,) = compare_runs(folders, tmp_path / "page.html")
     assert row["by"].endswith("; of different rows") == says
     assert ("did not measure the same rows" in (tmp_path / "page.html").read_text()) == says
