@@ -10,7 +10,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.schema import DataSection
-from anyformer.pipelines.training.checkpoints.resume import resume_difference
+from anyformer.pipelines.training.checkpoints.same_run import resume_difference
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, task_recipe, write_lines

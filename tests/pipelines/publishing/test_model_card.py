@@ -15,7 +15,7 @@ from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import Recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.model_folder import open_model_folder
-from anyformer.pipelines.training.checkpoints.resume import resume_difference
+from anyformer.pipelines.training.checkpoints.same_run import resume_difference
 from hypothesis import given
 from hypothesis import strategies as st
 

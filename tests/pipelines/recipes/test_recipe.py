@@ -21,7 +21,7 @@ from anyformer.pipelines.recipes.field_docs import describe_fields
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection, parts_of_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
-from anyformer.pipelines.training.checkpoints.resume import resume_difference
+from anyformer.pipelines.training.checkpoints.same_run import resume_difference
 from hypothesis import given
 from hypothesis import strategies as st
 

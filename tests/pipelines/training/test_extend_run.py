@@ -9,7 +9,8 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from anyformer.pipelines.recipes.schema import Recipe, TrainingSection
 from anyformer.pipelines.recipes.stage_plan import stages_of
-from anyformer.pipelines.training.checkpoints.resume import extend, shared_steps
+from anyformer.pipelines.training.checkpoints.resume import extend
+from anyformer.pipelines.training.checkpoints.same_run import shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from golden_runs import losses_of, recipe_of
 from hypothesis import given

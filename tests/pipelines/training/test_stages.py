@@ -18,7 +18,8 @@ from anyformer.pipelines.recipes.schema import Recipe, StageSection, TrainingSec
 from anyformer.pipelines.recipes.stage_plan import stages_of
 from anyformer.pipelines.reporting.charts import marks_of
 from anyformer.pipelines.reporting.run_log import read_run
-from anyformer.pipelines.training.checkpoints.resume import extend, shared_steps
+from anyformer.pipelines.training.checkpoints.resume import extend
+from anyformer.pipelines.training.checkpoints.same_run import shared_steps
 from anyformer.pipelines.training.learning_rate import share_of_steps
 from anyformer.pipelines.training.stages.stage_run import StagedTraining, StageRun
 from anyformer.pipelines.training.stages.staged_trainer import StagedTrainer
