@@ -200,7 +200,7 @@ def test_equal_differences_of_all_seeds_do_not_make_a_verdict_surer_than_their_s
 def test_validations_of_other_rows_are_named_in_the_page_and_in_the_verdict(chosen_by, says, recorded, tmp_path):
     folders = []
     for rate, seed in itertools.product((0.1, 0.2), (1, 2, 3)):
-        how = [f"training.seed={seed}", f"training.learning_rate={rate}"]
+        how = [f"training.seed={seed}", f"training.learning_rate={rate}", "evaluation.best_metric=null"]
         data = {"train": {"examples": 90}, "fingerprint": "abc", "validated_on": f"rows for {rate}"}
         folders.append(recorded(f"{rate}/{seed}", settings=how, data=data, metrics={"validation_loss": rate * seed**2}))
         file = folders[-1] / "run.json"  # where pairs choose the best model, it says nothing of the rows
