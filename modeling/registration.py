@@ -26,9 +26,19 @@ class LateEntries(UserDict):
     `__name__`; another class of that name, from a folder of the Hub, is no key.
     """
 
-    def __init__(self, entries, late: dict[str, tuple[Callable, Callable]]):
+    def __init__(self, entries):
         super().__init__(entries)
-        self.late = late
+        self.late: dict[str, tuple[Callable, Callable]] = {}
+        self._added: set[str] = set()
+
+    @classmethod
+    def add(cls, table, late: dict[str, tuple[Callable, Callable]]) -> None:
+        """Add late entries to a table of transformers, but for those that it has had before."""
+        if not isinstance(table._extra_content, cls):
+            table._extra_content = cls(table._extra_content)
+        entries = table._extra_content
+        entries.late |= {name: row for name, row in late.items() if name not in entries._added}
+        entries._added |= late.keys()
 
     def __contains__(self, key):
         name = getattr(key, "__name__", key)
@@ -50,7 +60,7 @@ class LateEntries(UserDict):
 def add_configs(module) -> None:
     """Add the families' configs to AutoConfig. module: transformers' configuration_auto."""
     late = {name: (partial(str, name), partial(row.load, row.config)) for name, row in FAMILIES.items()}
-    module.CONFIG_MAPPING._extra_content = LateEntries(module.CONFIG_MAPPING._extra_content, late)
+    LateEntries.add(module.CONFIG_MAPPING, late)
 
 
 def add_models(module) -> None:
@@ -58,8 +68,7 @@ def add_models(module) -> None:
     for auto_class in dict.fromkeys(head for row in FAMILIES.values() for head in row.heads):
         rows = [row for row in FAMILIES.values() if auto_class in row.heads]
         late = {row.config: (partial(row.load, row.config), partial(row.load, row.heads[auto_class])) for row in rows}
-        table = getattr(module, auto_class)._model_mapping
-        table._extra_content = LateEntries(table._extra_content, late)
+        LateEntries.add(getattr(module, auto_class)._model_mapping, late)
 
 
 def add_image_processors(module) -> None:
@@ -71,8 +80,7 @@ def add_image_processors(module) -> None:
 
     if is_vision_available():  # without Pillow, models still take tensors
         late = {row.config: (partial(row.load, row.config), classes) for row in FAMILIES.values() if row.of_images}
-        table = module.IMAGE_PROCESSOR_MAPPING
-        table._extra_content = LateEntries(table._extra_content, late)
+        LateEntries.add(module.IMAGE_PROCESSOR_MAPPING, late)
 
 
 def add_backend(module) -> None:
@@ -114,10 +122,9 @@ class Watch:
 def register() -> None:
     """Make AutoConfig, AutoModel, the Auto heads and AutoImageProcessor know every family, and all models our attention
     backend. Safe to call more than once."""
-    if Watch in sys.meta_path:
-        return
     RULES.update(delta_kernels=delta_kernels)
-    sys.meta_path.insert(0, Watch)
+    if Watch not in sys.meta_path:
+        sys.meta_path.insert(0, Watch)
     for name, act in WHEN_IMPORTED.items():
         if name in sys.modules:
             act(sys.modules[name])

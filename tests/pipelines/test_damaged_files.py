@@ -128,7 +128,6 @@ def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
         ["publish", model, "me/mine", "--dry-run", "--no-check"],
         ["serve", model],
         ["check", model],
-        ["tokenizer", model, "a"],
     ]
     for words in doors:
         assert command(*words) == 2, words
