@@ -85,7 +85,7 @@ def add_image_processors(module) -> None:
 
 def add_backend(module) -> None:
     """Add our attention backend for all models. module: transformers' modeling_utils, which has the registry."""
-    importlib.import_module(".kernels", __package__).register()
+    importlib.import_module(".kernels", __package__)  # which may be what imports transformers: it registers at its end
 
 
 def delta_kernels() -> dict:

@@ -55,6 +55,11 @@ class Own:
     pass
 
 
+def test_our_backend_may_be_what_imports_transformers_first():
+    program = "from anyformer.modeling.kernels import computes\nfrom transformers import AttentionInterface\n"
+    assert fresh(program + "print('anyformer' in AttentionInterface())")[-1] == "True"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", ["sys", "anyformer_main", "transformers.models.auto.modeling_auto"])
 def test_importing_anyformer_registers_every_family_whoever_came_first_and_leaves_the_pipelines_alone(first):
