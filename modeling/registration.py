@@ -1,9 +1,8 @@
 """Registers all families in transformers' Auto classes. Not saved with models: there `auto_map` does this.
 
 Nothing of transformers is imported for it. Its tables of classes are filled as soon as transformers has imported them
-itself, and hold our classes by name until somebody asks for one. For that, these attributes of transformers are
-replaced: `_extra_content`, what `register` of an Auto class writes to, of CONFIG_MAPPING, of the mappings of our heads'
-Auto classes and of IMAGE_PROCESSOR_MAPPING.
+itself, and hold our classes by name until somebody asks for one. What is replaced for that is listed with reasons in
+pipelines/patches.py.
 """
 
 import importlib

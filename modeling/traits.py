@@ -9,7 +9,7 @@ saves its code with the model (pipelines/storage/plugin_code.py); with anyformer
 """
 
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 PLAIN = "full_attention"  # the default kind
@@ -18,8 +18,9 @@ STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a f
 # Functions of the installed package, for configs and layers to call by name. Empty in the code of a saved folder.
 RULES: dict[str, Callable] = {}
 
-# (is this config illegal?, the sentence a user reads)
-Rule = tuple[Callable[..., bool], Callable[..., str]]
+
+def no_faults(c) -> Iterable[str]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Scheme(Part):
     absolute: bool = False  # it encodes indices in a row, not distances
     bidirectional: bool = False  # it needs tokens that see later tokens
     plane: bool = False  # it has a form for patches, which lie in a plane
-    rules: tuple[Rule, ...] = ()  # refusals of configs with this scheme
-    plane_rules: tuple[Rule, ...] = ()  # refusals of vision transformers with it
+    faults: Callable[..., Iterable[str]] = no_faults  # config -> sentences that refuse it
+    plane_faults: Callable[..., Iterable[str]] = no_faults  # the same for vision transformers
 
     @property
     def adds_to_scores(self) -> bool:
@@ -104,7 +105,7 @@ class Kind(Part):
     sizes: dict[str, str] = field(default_factory=dict)  # {config field: the field whose value it takes where null}
     # Rules and plans read these, families, needs and companions; rules/kinds.py fills them in for the kinds below.
     state_values: Callable[..., int] | None = None  # config -> fp32 numbers in a layer's states, for one row
-    rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
+    faults: Callable[..., Iterable[str]] = no_faults  # config -> sentences that refuse it
 
     @property
     def keeps_states(self) -> bool:
