@@ -31,9 +31,7 @@ def read_encoder(
         cache: None, a cache of self-attention, or one of self- and cross-attention.
         encoder_hidden_states: (B, S, D). encoder_attention_mask: (B, S), 0 at padding.
 
-    Raises:
-        ValueError: packed rows whose `encoder_position_ids` are missing, or packed by `cu_seq_lens_q`; layers without
-            cross-attention.
+    Raises ValueError for packed rows without `encoder_position_ids`, for `cu_seq_lens_q`, and without cross-attention.
     """
     if cache is not None and not isinstance(cache, EncoderDecoderCache):
         cache = EncoderDecoderCache(cache, DynamicCache())

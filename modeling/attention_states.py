@@ -31,11 +31,10 @@ class StateLayer(CacheLayerMixin):
         self.states |= states
         self.cumulative_length += tokens
 
-    def lazy_initialization(self, key_states, value_states) -> None:
-        raise TypeError("this layer keeps states, written by write(); it has no keys and values")
-
     def update(self, key_states, value_states, *args, **kwargs):
         raise TypeError("this layer keeps states, written by write(); it has no keys and values")
+
+    lazy_initialization = update
 
     def get_seq_length(self):
         return self.cumulative_length

@@ -4,8 +4,7 @@ L sparse layers, B rows, T tokens of each, E experts, K experts per token.
 
 Both losses are means over a row's real tokens, then over rows, each row with the weight that its labels have in the
 model's loss. A row is never cut by gradient accumulation or spread over processes, so micro-batches add up to the
-batch they were cut from. (transformers takes a mean over the micro-batch: a product of two means, whose sum over
-micro-batches is another number, and adds it once for each of them.)
+batch they were cut from, which transformers' means over micro-batches do not.
 """
 
 from contextlib import contextmanager

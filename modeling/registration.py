@@ -21,44 +21,55 @@ AUTO = "transformers.models.auto"
 class LateEntries(UserDict):
     """Entries of one of transformers' tables, some of which are loaded when they are asked for.
 
-    late: {name of a key: (function that returns the key, function that returns its value)}. The name of a class is its
-    `__name__`; another class of that name, from a folder of the Hub, is no key.
+    late: returns {name of a key: (function that returns the key, function that returns its value)}. The name of a class
+    is its `__name__`; another class of that name, from a folder of the Hub, is no key.
     """
 
-    def __init__(self, entries, late: dict[str, tuple[Callable, Callable]]):
+    def __init__(self, entries, late: Callable[[], dict[str, tuple[Callable, Callable]]]):
         super().__init__(entries)
         self.late = late
 
     def __contains__(self, key):
-        name = getattr(key, "__name__", key)
-        return key in self.data or (name in self.late and self.late[name][0]() == key)
+        name, late = getattr(key, "__name__", key), self.late()
+        return key in self.data or (name in late and late[name][0]() == key)
 
     def __missing__(self, key):
         if key not in self:
             raise KeyError(key)
-        self.data[key] = self.late.pop(getattr(key, "__name__", key))[1]()
+        self.data[key] = self.late()[getattr(key, "__name__", key)][1]()
         return self.data[key]
 
     def __iter__(self):
-        return iter([*self.data, *(key() for key, _ in self.late.values())])
+        return iter(dict.fromkeys([*self.data, *(key() for key, _ in self.late().values())]))
 
     def __len__(self):
-        return len(self.data) + len(self.late)
+        return len(list(self))
 
 
 def add_configs(module) -> None:
     """Add the families' configs to AutoConfig. module: transformers' configuration_auto."""
-    late = {name: (partial(str, name), partial(row.load, row.config)) for name, row in FAMILIES.items()}
+
+    def late() -> dict:
+        return {name: (partial(str, name), partial(row.load, row.config)) for name, row in FAMILIES.items()}
+
     module.CONFIG_MAPPING._extra_content = LateEntries(module.CONFIG_MAPPING._extra_content, late)
+
+
+def by_config(value: Callable) -> dict:
+    """Late entries of the families by their config. value: row -> a function that returns the entry, or None."""
+    rows = [(row, value(row)) for row in FAMILIES.values()]
+    return {row.config: (partial(row.load, row.config), load) for row, load in rows if load is not None}
 
 
 def add_models(module) -> None:
     """Add the families' classes to AutoModel and the Auto heads. module: transformers' modeling_auto."""
     for auto_class in dict.fromkeys(head for row in FAMILIES.values() for head in row.heads):
-        rows = [row for row in FAMILIES.values() if auto_class in row.heads]
-        late = {row.config: (partial(row.load, row.config), partial(row.load, row.heads[auto_class])) for row in rows}
+
+        def head(row, auto_class=auto_class):
+            return partial(row.load, row.heads[auto_class]) if auto_class in row.heads else None
+
         table = getattr(module, auto_class)._model_mapping
-        table._extra_content = LateEntries(table._extra_content, late)
+        table._extra_content = LateEntries(table._extra_content, partial(by_config, head))
 
 
 def add_image_processors(module) -> None:
@@ -69,14 +80,13 @@ def add_image_processors(module) -> None:
         return {"pil": importlib.import_module(".image_processing", __package__).AnyformerImageProcessor}
 
     if is_vision_available():  # without Pillow, models still take tensors
-        late = {row.config: (partial(row.load, row.config), classes) for row in FAMILIES.values() if row.of_images}
-        table = module.IMAGE_PROCESSOR_MAPPING
+        table, late = module.IMAGE_PROCESSOR_MAPPING, partial(by_config, lambda row: classes if row.of_images else None)
         table._extra_content = LateEntries(table._extra_content, late)
 
 
 def add_backend(module) -> None:
     """Add our attention backend for all models. module: transformers' modeling_utils, which has the registry."""
-    importlib.import_module(".kernels", __package__).register()
+    importlib.import_module(".kernels", __package__)  # which registers it; it may itself be what imports `module`
 
 
 def delta_kernels() -> dict:

@@ -39,7 +39,7 @@ def test_importing_anyformer_imports_neither_torch_nor_transformers():
 def test_classes_in_transformers_tables_are_loaded_when_asked_for_and_known_by_identity():
     asked = []
     late = {"Own": (lambda: Own, lambda: asked.append("Own") or 1)}
-    table = LateEntries({"other": 2}, late)
+    table = LateEntries({"other": 2}, lambda: late)
     assert Own in table and type("Own", (), {}) not in table and "Own" not in table and not asked
     assert len(table) == 2 and table[Own] == 1 and asked == ["Own"] and dict(table) == {"other": 2, Own: 1}
     with pytest.raises(KeyError):

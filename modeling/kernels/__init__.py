@@ -1,7 +1,7 @@
 """Attention backends for any model of transformers: a mask builder and an attention function in its registries.
 
-They are chosen by name, `attn_implementation="anyformer"`. This folder does not travel with a saved model, which runs
-sdpa where the package is absent.
+They are chosen by name, `attn_implementation="anyformer"`, once this folder is imported. It does not travel with a
+saved model, which runs sdpa where the package is absent.
 """
 
 from transformers.masking_utils import AttentionMaskInterface
@@ -12,12 +12,6 @@ from .tiles import supports_sdpa, tiles_attention, tiles_mask
 NAME = "anyformer"
 
 
-def register() -> None:
-    """Add the backend to transformers' registries."""
-    AttentionInterface.register(NAME, tiles_attention)
-    AttentionMaskInterface.register(NAME, tiles_mask)
-
-
 def computes(config_class: type) -> bool:
     """Whether transformers' class of a config is known to compute its attention by a backend, and to run under sdpa."""
     from transformers import MODEL_MAPPING
@@ -26,3 +20,7 @@ def computes(config_class: type) -> bool:
         return config_class in MODEL_MAPPING and supports_sdpa(config_class)
     except ValueError:
         return False
+
+
+AttentionInterface.register(NAME, tiles_attention)
+AttentionMaskInterface.register(NAME, tiles_mask)
