@@ -43,7 +43,7 @@ class LateEntries(UserDict):
         return iter(dict.fromkeys([*self.data, *(key() for key, _ in self.late().values())]))
 
     def __len__(self):
-        return len(list(self))
+        return sum(1 for _ in self)
 
 
 def add_configs(module) -> None:
