@@ -64,11 +64,12 @@ class Attention(nn.Module):
     `cross_attention` (Vaswani et al. 2017, section 3.2.3), or hidden states other than those of the queries (DeBERTa).
     """
 
+    reads_other_states = False  # whether keys and values may come from other states than queries, as in cross-attention
+
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.cross_attention, self.is_causal = cross_attention, config.is_causal and not cross_attention
-        self.reads_other_states = cross_attention  # whether keys and values may come from other states than queries
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
@@ -133,7 +134,7 @@ class Attention(nn.Module):
         vLLM reads this source: it takes the layer's scale from the call of what `get_interface` returned, and fuses
         three calls on one input into one product (vllm/model_executor/models/transformers/fusers).
         """
-        if self.reads_other_states:
+        if self.cross_attention or self.reads_other_states:
             q_BHTK = self.queries(hidden_states)
             k_BGSK, v_BGSK = self.keys_and_values_of_others(hidden_states, key_value_states, past_key_values)
         else:

@@ -95,9 +95,6 @@ class TransformerBlock(GradientCheckpointingLayer):
     Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other forms are subclasses.
     With `cross_attn` tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention
     and feed-forward return (output, extra): the extra is attention weights or a Routing, or None.
-
-    Args:
-        self_attn, cross_attn: modules of attention.py.
     """
 
     def __init__(self, config, layer_idx: int, self_attn: nn.Module, cross_attn: nn.Module | None = None):

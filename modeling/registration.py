@@ -55,21 +55,16 @@ def add_configs(module) -> None:
     module.CONFIG_MAPPING._extra_content = LateEntries(module.CONFIG_MAPPING._extra_content, late)
 
 
-def by_config(value: Callable) -> dict:
-    """Late entries of the families by their config. value: row -> a function that returns the entry, or None."""
-    rows = [(row, value(row)) for row in FAMILIES.values()]
-    return {row.config: (partial(row.load, row.config), load) for row, load in rows if load is not None}
-
-
 def add_models(module) -> None:
     """Add the families' classes to AutoModel and the Auto heads. module: transformers' modeling_auto."""
+
+    def late(auto_class: str) -> dict:
+        rows = [row for row in FAMILIES.values() if auto_class in row.heads]
+        return {row.config: (partial(row.load, row.config), partial(row.load, row.heads[auto_class])) for row in rows}
+
     for auto_class in dict.fromkeys(head for row in FAMILIES.values() for head in row.heads):
-
-        def head(row, auto_class=auto_class):
-            return partial(row.load, row.heads[auto_class]) if auto_class in row.heads else None
-
         table = getattr(module, auto_class)._model_mapping
-        table._extra_content = LateEntries(table._extra_content, partial(by_config, head))
+        table._extra_content = LateEntries(table._extra_content, partial(late, auto_class))
 
 
 def add_image_processors(module) -> None:
@@ -79,8 +74,11 @@ def add_image_processors(module) -> None:
     def classes() -> dict:
         return {"pil": importlib.import_module(".image_processing", __package__).AnyformerImageProcessor}
 
+    def late() -> dict:
+        return {row.config: (partial(row.load, row.config), classes) for row in FAMILIES.values() if row.of_images}
+
     if is_vision_available():  # without Pillow, models still take tensors
-        table, late = module.IMAGE_PROCESSOR_MAPPING, partial(by_config, lambda row: classes if row.of_images else None)
+        table = module.IMAGE_PROCESSOR_MAPPING
         table._extra_content = LateEntries(table._extra_content, late)
 
 

@@ -38,9 +38,6 @@ def _delta_values(c) -> int:
     return values * key_size * value_size + (2 * keys * key_size + values * value_size) * (c.linear_conv_kernel_dim - 1)
 
 
-# ------------------------------------------------------------------------- refusals of configs, one sentence for each
-
-
 def _single_score_faults(c, kind: str) -> Iterator[str]:
     if POSITION_SCHEMES[c.position_encoding].acts_on == "scores":
         yield (
@@ -133,9 +130,6 @@ def _relative_faults(c) -> Iterator[str]:
             f"relative_attention_num_buckets={buckets} (at least 2): the first half of the buckets holds one distance "
             f"each"
         )
-
-
-# ------------------------------------------------------------------------------------------------------------ the rows
 
 
 WINDOW = {"sliding_window": "the number of tokens a query sees (in an encoder, to each side)"}
