@@ -12,7 +12,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .attention_masks import CACHE
 from .block import build_norm
 from .positions import rotate
-from .traits import AT_QUERIES_KEYS, ATTENTION_KINDS, PARTS, POSITION_SCHEMES, has_scales
+from .traits import AT_QUERIES_KEYS, ATTENTION_KINDS, PARTS, POSITION_SCHEMES, adjustments
 
 
 def eager_attention(
@@ -64,11 +64,12 @@ class Attention(nn.Module):
     `cross_attention` (Vaswani et al. 2017, section 3.2.3), or hidden states other than those of the queries (DeBERTa).
     """
 
+    reads_other_states = False  # whether keys and values may come from other states than queries, as in cross-attention
+
     def __init__(self, config, layer_idx: int, cross_attention: bool = False):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.cross_attention, self.is_causal = cross_attention, config.is_causal and not cross_attention
-        self.reads_other_states = cross_attention  # whether keys and values may come from other states than queries
         self.head_dim = config.head_dim
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5 if config.attention_multiplier is None else config.attention_multiplier
@@ -91,14 +92,10 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = (build_norm(config, size) if config.qk_norm else None for size in sizes)
         gate = config.attention_gate
         self.output_gate = None if gate is None else PARTS.options["attention_gate"].load()(config)
-        residual = getattr(config, "value_residual", False) and not cross_attention
-        self.shows_values, self.value_mix = residual and layer_idx == 0, None
-        if residual and layer_idx > 0:
-            self.value_mix = PARTS.options["value_residual"].load()()
-
-        self.scales = None
-        if has_scales(config) and not cross_attention:
-            self.scales = PARTS.options["qk_l2_norm"].load()(config, layer_idx)
+        rows = [] if cross_attention else adjustments(config)
+        self.adjusted_by = [row.module for row in rows]
+        for row in rows:
+            self.add_module(row.module, row.load()(config, layer_idx))
 
     def score_bias(self, q_BHTK, k_BGSK, **kwargs) -> tuple:
         """Return (a score bias to add to `position_bias`, or None; the kwargs left for the backend)."""
@@ -132,25 +129,21 @@ class Attention(nn.Module):
         key_value_states=None,
         **kwargs,
     ) -> tuple:
-        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None if the backend keeps none. With
-        `value_residual` the first layer also returns its values (B, G, T, K), the `first_values` of the others.
+        """(B, T, D) -> (B, T, D) and the attention weights (B, H, T, S), or None if the backend keeps none.
 
         vLLM reads this source: it takes the layer's scale from the call of what `get_interface` returned, and fuses
         three calls on one input into one product (vllm/model_executor/models/transformers/fusers).
         """
-        if self.reads_other_states:
+        if self.cross_attention or self.reads_other_states:
             q_BHTK = self.queries(hidden_states)
             k_BGSK, v_BGSK = self.keys_and_values_of_others(hidden_states, key_value_states, past_key_values)
         else:
             q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
             q_BHTK, k_BGSK, v_BGSK = self.heads(q, self.q_norm), self.heads(k, self.k_norm), self.heads(v)
-        shown = [v_BGSK] if self.shows_values else []
-        if self.value_mix is not None:
-            v_BGSK = self.value_mix(v_BGSK, kwargs.pop("first_values"))
         if position_embeddings is not None:
             q_BHTK, k_BGSK = rotate(q_BHTK, *position_embeddings), rotate(k_BGSK, *position_embeddings)
-        if self.scales is not None:
-            q_BHTK, k_BGSK = self.scales(q_BHTK, k_BGSK, kwargs["position_ids"])
+        for name in self.adjusted_by:
+            q_BHTK, k_BGSK, v_BGSK, kwargs = getattr(self, name)(q_BHTK, k_BGSK, v_BGSK, **kwargs)
         if past_key_values is not None and not self.cross_attention:
             k_BGSK, v_BGSK = past_key_values.update(k_BGSK, v_BGSK, self.layer_idx)
         if "cache" in kwargs and CACHE == "cache":  # pages of continuous batching; backends read them in older versions
@@ -165,7 +158,7 @@ class Attention(nn.Module):
         )
         if self.output_gate is not None:
             out_BTHK = self.output_gate(out_BTHK, hidden_states)
-        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights, *shown
+        return self.o_proj(out_BTHK.reshape(*hidden_states.shape[:-1], -1)), weights
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
         """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""

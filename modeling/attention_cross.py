@@ -31,13 +31,12 @@ def read_encoder(
         cache: None, a cache of self-attention, or one of self- and cross-attention.
         encoder_hidden_states: (B, S, D). encoder_attention_mask: (B, S), 0 at padding.
 
-    Raises:
-        ValueError: packed rows whose `encoder_position_ids` are missing, or packed by `cu_seq_lens_q`; layers without
-            cross-attention.
+    Raises ValueError for packed rows without `encoder_position_ids`, for `cu_seq_lens_q`, and without cross-attention.
     """
     if cache is not None and not isinstance(cache, EncoderDecoderCache):
         cache = EncoderDecoderCache(cache, DynamicCache())
-    if cache is not None and any(_keeps_part(layer) for layer in cache.cross_attention_cache.layers):
+    layers = [] if cache is None else cache.cross_attention_cache.layers
+    if any(layer.is_sliding or hasattr(layer, "states") for layer in layers):  # made by `generate`, from the config
         cache.cross_attention_cache = DynamicCache()
     if encoder_hidden_states is None:
         return cache, others
@@ -54,11 +53,6 @@ def read_encoder(
     mask = cross_mask(stack.config, x_BTD, encoder_hidden_states, encoder_attention_mask, document_ids)
     encoder = {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": mask, "encoder_cache": cache}
     return cache, others | encoder
-
-
-def _keeps_part(layer) -> bool:
-    """Whether a cache layer keeps only a window or states, as in caches that `generate` makes from the config."""
-    return layer.is_sliding or hasattr(layer, "states")
 
 
 def _documents(position_ids, encoder_position_ids, encoder_hidden_states):

@@ -103,11 +103,7 @@ class GatedDeltaNet(Attention):
     def forward(
         self, hidden_states, attention_mask=None, position_embeddings=None, past_key_values=None, **kwargs
     ) -> tuple:
-        """As `Attention.forward`; there are no weights to return.
-
-        Args:
-            attention_mask: None, or the result of `token_positions`.
-        """
+        """As `Attention.forward`, without weights; attention_mask: None, or the result of `token_positions`."""
         cached = state_layer(past_key_values, self.layer_idx)
         states = {} if cached is None else cached.states
         documents = None if attention_mask is None else attention_mask[:, 0]

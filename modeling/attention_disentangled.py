@@ -76,9 +76,10 @@ class DisentangledAttention(Attention):
     as a score bias, which eager, sdpa and flex take and flash kernels do not.
     """
 
+    reads_other_states = True  # under an enhanced mask decoder
+
     def __init__(self, config, layer_idx: int):
         super().__init__(config, layer_idx)
-        self.reads_other_states = True  # under an enhanced mask decoder
         self.terms, self.share_att_key = tuple(config.pos_att_type), config.share_att_key
         if config.attention_multiplier is None:
             self.scaling = (self.head_dim * (1 + len(self.terms))) ** -0.5
@@ -92,8 +93,7 @@ class DisentangledAttention(Attention):
     def score_bias(self, q_BHTK, k_BGSK, relative_table, relative_index, **kwargs) -> tuple:
         """The positions' terms (B, H, T, S), scaled as the scores are; see `Attention.score_bias`.
 
-        Args:
-            relative_table, relative_index: (P, D) and (T, S), from `DisentangledPositions`.
+        relative_table, relative_index: (P, D) and (T, S), from `DisentangledPositions`.
         """
         # As in the original, each layer draws its own dropout.
         table_PD = nn.functional.dropout(relative_table, self.config.hidden_dropout, self.training)

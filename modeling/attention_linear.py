@@ -50,11 +50,7 @@ class LinearAttention(Attention):
     def forward(
         self, hidden_states, attention_mask=None, position_embeddings=None, past_key_values=None, **kwargs
     ) -> tuple:
-        """As `Attention.forward`; there are no weights to return.
-
-        Args:
-            attention_mask: None, or the result of `token_positions`.
-        """
+        """As `Attention.forward`, without weights; attention_mask: None, or the result of `token_positions`."""
         q_BHTK, (k_BGTK, v_BGTK) = self.queries(hidden_states), self.keys_and_values(hidden_states)
         cached = state_layer(past_key_values, self.layer_idx)
         state = None if cached is None else cached.states.get("sums")

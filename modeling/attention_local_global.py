@@ -30,11 +30,7 @@ class LocalGlobalAttention(Attention):
     def forward(
         self, hidden_states, attention_mask=None, position_embeddings=None, global_context=None, **kwargs
     ) -> tuple:
-        """As `Attention.forward`.
-
-        Args:
-            attention_mask: that of the local part. global_context: None, or the result of `global_attention_context`.
-        """
+        """As `Attention.forward`, by the local part's mask; global_context: None, or of `global_attention_context`."""
         out_BTD, weights = super().forward(hidden_states, attention_mask, position_embeddings, **kwargs)
         if global_context is None:
             return out_BTD, weights

@@ -234,10 +234,7 @@ def check_prefix(config, attention_mask) -> None:
 
 
 def flash_sequences(document_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> dict:
-    """Packed rows in the layout of flash kernels: each document of each row is a sequence of one long batch.
-
-    Args:
-        document_ids: (B, T). attention_mask: None or (B, T); runs of padding become sequences of their own.
+    """Packed rows (B, T) as flash kernels take them: each document, or run of padding, is a sequence of one long batch.
 
     The number of sequences is read on the host, the only synchronisation that varlen kernels cost.
     """

@@ -9,9 +9,7 @@ class AttentionWithPositions(Attention):
     The hidden states that layers pass on hold no positions.
     """
 
-    def __init__(self, config, layer_idx: int):
-        super().__init__(config, layer_idx)
-        self.reads_other_states = True
+    reads_other_states = True
 
     def forward(self, hidden_states, positions_of_queries_keys=None, **context):
         """As Attention's; positions_of_queries_keys: (B or 1, T, D)."""

@@ -48,9 +48,8 @@ class RecurrentAttention(Attention):
     ) -> tuple:
         """As `Attention.forward`; weights are computed in segments, and returned only with `keeps_row_weights`.
 
-        Args:
-            attention_mask: None (one document from its start on), or the result of `token_positions`.
-            segment_bias: None or (B, H, C, W + C), added to the scores of each block.
+        attention_mask: None (one document from its start on), or the result of `token_positions`. segment_bias: None or
+        (B, H, C, W + C), added to the scores of each block.
         """
         cached = state_layer(past_key_values, self.layer_idx)
         past = {} if cached is None else cached.states

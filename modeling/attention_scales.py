@@ -24,14 +24,14 @@ class QueryAndKeyScales(nn.Module):
         self.tunes, self.floor = config.attn_temperature_tuning and not rotates, config.floor_scale
         self.strength = config.attn_scale
 
-    def forward(self, q_BHTK, k_BGSK, position_ids) -> tuple:
-        """Queries, keys and positions (B or 1, T) -> queries and keys."""
+    def forward(self, q_BHTK, k_BGSK, v_BGSK, position_ids, **kwargs) -> tuple:
+        """See traits.Adjustment; position_ids: (B or 1, T)."""
         if self.normalises:
             q_BHTK, k_BGSK = (self.normalised(x) for x in (q_BHTK, k_BGSK))
         if self.tunes:
             steps_B1T1 = torch.floor((position_ids[:, None, :, None].float() + 1) / self.floor)
             q_BHTK = (q_BHTK * (torch.log1p(steps_B1T1) * self.strength + 1)).to(q_BHTK.dtype)
-        return q_BHTK, k_BGSK
+        return q_BHTK, k_BGSK, v_BGSK, kwargs | {"position_ids": position_ids}
 
     def normalised(self, x):
         wide = torch.promote_types(x.dtype, torch.float32)

@@ -31,11 +31,10 @@ class StateLayer(CacheLayerMixin):
         self.states |= states
         self.cumulative_length += tokens
 
-    def lazy_initialization(self, key_states, value_states) -> None:
-        raise TypeError("this layer keeps states, written by write(); it has no keys and values")
-
     def update(self, key_states, value_states, *args, **kwargs):
         raise TypeError("this layer keeps states, written by write(); it has no keys and values")
+
+    lazy_initialization = update
 
     def get_seq_length(self):
         return self.cumulative_length
@@ -107,11 +106,7 @@ STATIC_LAYER_TYPE_MAPPING[STATE_LAYER_TYPE] = StaticStateLayer
 
 
 def state_layer(past_key_values, layer_idx: int) -> StateLayer | None:
-    """The layer's part of a cache; None without a cache.
-
-    Raises:
-        ValueError: the cache was made for other layers, as transformers' caches are without a config.
-    """
+    """The layer's part of a cache, None without one. Raises ValueError for a cache that was made without a config."""
     if past_key_values is None:
         return None
     layers = past_key_values.layers

@@ -16,6 +16,7 @@ from transformers.utils.output_capturing import OutputRecorder
 from .attention import Attention
 from .attention_masks import given_cache, make_masks
 from .block import TransformerBlock
+from .families import FAMILIES
 from .lm_head import FillsOutputs
 from .traits import ATTENTION_KINDS, POSITION_SCHEMES, RULES, files_of
 
@@ -95,7 +96,7 @@ def enter_peft_defaults(model_type: str) -> None:
 
 
 class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
-    """Base of all families. A family sets `config_class` and `auto_classes` (Auto class name -> name of our class)."""
+    """Base of all families. A family sets `config_class`, and has a row in FAMILIES."""
 
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -108,13 +109,15 @@ class AnyformerPreTrainedModel(FillsOutputs, PreTrainedModel):
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": TransformerBlock, "attentions": Attention}
 
-    auto_classes: dict[str, str] = {}
+    auto_classes: dict[str, str] = {}  # {Auto class: our class}, for a family with `config_class` its row's heads
     # Whether `forward` takes `label_smoothing`. The signature must not show it: Trainer treats every argument with
     # "label" in its name as labels, and computes neither loss nor metrics for a batch that lacks one of them.
     takes_label_smoothing = False
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if "config_class" in vars(cls) and cls.config_class.model_type in FAMILIES:
+            cls.auto_classes = FAMILIES[cls.config_class.model_type].heads
         for auto_class, name in cls.auto_classes.items():
             if name == cls.__name__:
                 cls.register_for_auto_class(auto_class)

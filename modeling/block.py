@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import PARTS, SPARSE, block_forms, block_part
+from .traits import PARTS, SPARSE, adjustments, block_forms, block_part
 
 
 class RMSNorm(nn.RMSNorm):
@@ -95,9 +95,6 @@ class TransformerBlock(GradientCheckpointingLayer):
     Pre-norm (Xiong et al. 2020, table 1) or post-norm (Vaswani et al. 2017, section 3.1); other forms are subclasses.
     With `cross_attn` tokens also attend to `encoder_hidden_states`, between self-attention and feed-forward. Attention
     and feed-forward return (output, extra): the extra is attention weights or a Routing, or None.
-
-    Args:
-        self_attn, cross_attn: modules of attention.py.
     """
 
     def __init__(self, config, layer_idx: int, self_attn: nn.Module, cross_attn: nn.Module | None = None):
@@ -123,21 +120,17 @@ class TransformerBlock(GradientCheckpointingLayer):
         """
         context |= dict(zip(trained_names, trained))
         cross = {name: context.pop(argument, None) for argument, name in OF_ENCODER.items()}
-        x_BTD, (_, *values) = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
+        x_BTD, _ = self.residual(self.input_layernorm, self.self_attn, hidden_states, **context)
         if cross["key_value_states"] is not None:
             x_BTD, _ = self.residual(self.cross_attention_layernorm, self.cross_attn, x_BTD, **cross)
         x_BTD = self.kept(x_BTD, kept_tokens)
-        x_BTD, (routing,) = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
-        return self.outputs(x_BTD, routing, values)
-
-    @staticmethod
-    def outputs(x_BTD, routing, values: list):
-        """A flat tuple: reentrant checkpointing finds the tensors in a tuple, but not in nested ones."""
-        return (x_BTD, *(routing or ()), *values) if routing or values else x_BTD
+        x_BTD, routing = self.residual(self.post_attention_layernorm, self.mlp, x_BTD)
+        # Flat: reentrant checkpointing finds the tensors in a tuple, but not in nested ones.
+        return x_BTD if routing is None else (x_BTD, *routing)
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        """x + part(norm(x)), or for post-norm norm(x + part(x)), and a list of the part's other outputs."""
-        out_BTD, *extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
+        """x + part(norm(x)), or for post-norm norm(x + part(x)), and the part's extra."""
+        out_BTD, extra = part(norm(x_BTD) if self.is_pre_norm else x_BTD, **context)
         x_BTD = x_BTD + self.branch(out_BTD)
         return (x_BTD if self.is_pre_norm else norm(x_BTD)), extra
 
@@ -157,4 +150,7 @@ class TransformerBlock(GradientCheckpointingLayer):
 
 def build_block(config, layer_idx: int, *attentions: nn.Module) -> TransformerBlock:
     """Build a layer in the residual form that `norm_position` and `block` name."""
-    return block_part(block_forms(config)[layer_idx]).load()(config, layer_idx, *attentions)
+    make = block_part(block_forms(config)[layer_idx]).load()
+    for row in adjustments(config):
+        make = make if row.blocks is None else row.blocks.load()(make)
+    return make(config, layer_idx, *attentions)

@@ -7,7 +7,7 @@ class InsideNormBlock(TransformerBlock):
     """x + norm(part(x)): each part's output is normed before it is added (OLMo Team 2025, OLMo 2, section 3.2)."""
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        out_BTD, *extra = part(x_BTD, **context)
+        out_BTD, extra = part(x_BTD, **context)
         return x_BTD + self.branch(norm(out_BTD)), extra
 
 
@@ -21,7 +21,7 @@ class SandwichBlock(TransformerBlock):
         self.mlp_output_layernorm = build_norm(config)
 
     def residual(self, norm, part, x_BTD, **context) -> tuple:
-        out_BTD, *extra = part(norm(x_BTD), **context)
+        out_BTD, extra = part(norm(x_BTD), **context)
         norms = {self.self_attn: self.attention_output_layernorm, self.mlp: self.mlp_output_layernorm}
         behind = norms.get(part, self.cross_attention_output_layernorm)
         return x_BTD + self.branch(behind(out_BTD)), extra

@@ -18,10 +18,10 @@ class ParallelBlock(TransformerBlock):
         """As TransformerBlock's."""
         context |= dict(zip(trained_names, trained))
         normed_BTD = self.input_layernorm(hidden_states)
-        attended_BTD, _, *values = self.self_attn(normed_BTD, **context)
+        attended_BTD, _ = self.self_attn(normed_BTD, **context)
         if self.post_attention_layernorm is not None:
             normed_BTD = self.post_attention_layernorm(hidden_states)
         attended_BTD, normed_BTD, x_BTD = (self.kept(x, kept_tokens) for x in (attended_BTD, normed_BTD, hidden_states))
         fed_BTD, routing = self.mlp(normed_BTD)
         x_BTD = x_BTD + self.branch(attended_BTD) + self.branch(fed_BTD)
-        return self.outputs(x_BTD, routing, values)
+        return x_BTD if routing is None else (x_BTD, *routing)

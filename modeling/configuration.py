@@ -27,18 +27,9 @@ from .traits import (
 class TransformerConfig(PreTrainedConfig):
     """Fields shared by all families, named as transformers names them.
 
-    A block combines a norm placement, a kind of attention and a feed-forward. Fields left at None are derived as their
-    comments say; a GLU's 8/3, rounded up to a multiple of 64, gives it as many parameters as an MLP (Shazeer 2020,
-    section 2).
-
-    `attention_pattern` names kinds of attention and is repeated over the layers: ["full_attention"] (default),
-    "sliding_attention" (the last `sliding_window` tokens; in an encoder that many on each side), "strided_attention"
-    (the last `attention_stride` tokens and every `attention_stride`-th before them; Child et al. 2019, section 4.2),
-    "local_global_attention" (`sliding_window` tokens on each side; tokens of forward's `global_attention_mask` see all;
-    Beltagy et al. 2020). `layer_types`, from which transformers chooses caches, follows; or give it, one name a layer.
-
-    `position_encoding` is "none", "learned", "sinusoidal", "rotary" (`rope_parameters`, flat or one dict per layer
-    type), "alibi", "relative" (T5's) or, in an encoder, "disentangled" (DeBERTa's).
+    Fields left at None are derived as their comments say; a GLU's 8/3, rounded up to a multiple of 64, gives it as many
+    parameters as an MLP (Shazeer 2020, section 2). `layer_types`, from which transformers chooses caches, follows from
+    `attention_pattern`; or give it, one name a layer. `rope_parameters` are flat, or one dict per layer type.
 
     Raises:
         ValueError: an illegal value or combination, or an unknown field, with one sentence that says what is legal.
@@ -289,10 +280,9 @@ class CausalConfig(TokenConfig):
 class AnyformerDecoderConfig(CausalConfig):
     """A causal decoder: GPT-2, LLaMA and everything between them, composed from the shared fields.
 
-    Beside the shared kinds of attention it has some whose memory does not grow with the row: "linear_attention", delta
-    nets, "compressive_attention" (segments of `segment_length` tokens, and one matrix for all before them) and
-    "recurrent_attention" (such segments, and the `memory_length` tokens before each; with `memory_length` and no
-    `attention_pattern` all layers are of this kind).
+    Some of its kinds of attention have a memory that does not grow with the row: "linear_attention", delta nets,
+    "compressive_attention" and "recurrent_attention", which `memory_length` without `attention_pattern` makes of all
+    layers.
     """
 
     model_type = "anyformer_decoder"

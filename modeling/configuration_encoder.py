@@ -9,23 +9,10 @@ from .configuration_moe import RoutedConfig
 class AnyformerEncoderConfig(RoutedConfig):
     """A bidirectional encoder: BERT, RoBERTa, ALBERT, DeBERTa, Longformer, ModernBERT and mixtures of them.
 
-    Embeddings: `type_vocab_size` segments (Devlin et al. 2019, section 3; 0: none); `embedding_size` below
-    `hidden_size` factorises them and `num_hidden_groups` below `num_hidden_layers` shares layers (Lan et al. 2020,
-    section 3.1); `skip_first_norm` leaves out the first layer's attention norm, as the embedding norm is just before
-    it (Warner et al. 2024, section 2.1).
-
-    Disentangled attention (He et al. 2021, eq. 4): `pos_att_type` (None: both) names "c2p" and "p2c" terms;
-    `position_buckets` and `max_relative_positions` (None: `max_position_embeddings`) size the table,
-    `relative_embedding_norm` normalises it, `share_att_key` projects it by the layers' own query and key weights.
-    `position_biased_input` adds learned absolute positions to the input, `mask_decoder_layers` applies the last layer
-    again, with absolute positions in its queries, before masked tokens are predicted (section 3.2 of the same paper),
-    `conv_kernel_size` adds a convolution beside layer 0.
-
-    Heads: the masked-LM head is dense + `head_act` (None: `hidden_act`) + norm before the vocabulary's layer, or with
-    `head_transform=False` that layer alone, as in a decoder. Sequence heads read the first token or the mean of all
-    (`pooler_type`) through a dense layer with `pooler_act` (None: no layer), which the bare model has, too, with
-    `add_pooling_layer`; with `task_head_transform` every task head has the masked-LM head's dense + act + norm instead
-    (ModernBERT). `classifier_dropout`: None is `hidden_dropout`.
+    The terms of disentangled attention are those of He et al. 2021, eq. 4, the mask decoder that of their section 3.2.
+    Heads of whole texts read what `pooler_type` says through the pooler, or with `task_head_transform`, like all task
+    heads, through a dense layer, activation and norm (ModernBERT). The masked-LM head has these three before the
+    vocabulary's layer, or with `head_transform=False` that layer alone, as a decoder's.
     """
 
     model_type = "anyformer_encoder"

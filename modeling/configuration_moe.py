@@ -9,18 +9,8 @@ from .configuration import CausalConfig, TokenConfig
 class RoutedConfig(TokenConfig):
     """Fields of the families whose layers may hold experts. (Libraries such as TRL recognise a mixture by these.)
 
-    With `num_experts`, layers named "sparse" by `mlp_pattern` (repeated over the layers; None: all of them) have that
-    many feed-forwards of `moe_intermediate_size` (None: `intermediate_size`), of which each token uses
-    `num_experts_per_tok`, and one more that all tokens use, of `shared_expert_intermediate_size` (0: none; with
-    `shared_expert_gate` it has a gate of its own). `mlp_layer_types` follows from the pattern, or is given instead.
-    A router scores them by `router_scoring` ("softmax" or "sigmoid"), makes the weights of those chosen sum to 1
-    (`norm_topk_prob`) and multiplies them by `routed_scaling_factor`; in training it sees its input times a random
-    number of 1 +- `router_jitter_noise`. With `n_group` a token's experts come from the `topk_group` best of that many
-    groups. The weights multiply what experts return, or with `apply_router_weight_on_input` what they read.
-    `expert_capacity` (None: no limit) is the most tokens of a row, padding included, that an expert takes.
-    `router_aux_loss_coef` and `router_z_loss_coef` weigh the losses of experts_losses.py, which are added in training
-    only; `router_bias_update_rate` above 0 balances by a bias on the choice instead (see experts.py).
-    `output_router_logits`: outputs hold the routers' logits and statistics in evaluation, too.
+    In a layer named "sparse" a router chooses each token's experts (experts.py). The weights of the losses of
+    experts_losses.py count in training only; `router_bias_update_rate` above 0 balances by a bias instead.
     """
 
     num_experts: int | None = None  # feed-forwards of a sparse layer; null: no layer is sparse

@@ -17,11 +17,8 @@ FIELDS_OF_STACKS += ("mlp_pattern", "is_causal", "is_encoder_decoder", "base_mod
 class AnyformerSeq2SeqConfig(RoutedConfig):
     """An encoder and a decoder that attends to it: the original Transformer, T5, BART.
 
-    `num_hidden_layers` counts the encoder's layers, `num_decoder_layers` (None: as many) the decoder's. Both stacks
-    share all other fields and the token embeddings. `logit_multiplier` scales the hidden states before the vocabulary
-    (T5 v1.0 with tied embeddings: hidden_size^-0.5). `decoder_start_token_id` begins every target.
-
-    Attributes that are set on this config later are set on the configs of its stacks, too.
+    Both stacks share all fields but their numbers of layers, and the token embeddings. Attributes that are set on this
+    config later are set on the configs of its stacks, too.
     """
 
     __slots__ = ("_stacks",)  # {is_causal: config}; an ordinary attribute would be saved and compared with the fields

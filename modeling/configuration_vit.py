@@ -8,22 +8,16 @@ from .traits import image_sides
 
 @strict
 class AnyformerViTConfig(TransformerConfig):
-    """A vision transformer (Dosovitskiy et al. 2021): an image is a sequence of patches.
+    """A vision transformer (Dosovitskiy et al. 2021): an image is a row of patches, behind the prefix tokens.
 
-    Images of `image_size` pixels (one number, or height and width) and `num_channels` are cut into squares of
-    `patch_size`. Prefix tokens stand before the patches: a class token, unless `pooler_type` is "mean", where the mean
-    of the patches is the image's vector (Beyer et al. 2022); with `use_distillation_token` a second one, for a
-    teacher's labels (Touvron et al. 2021, section 4), which `distillation_head` gives a classifier of its own; and
-    `num_register_tokens` that nothing reads (Darcet et al. 2024).
+    The prefix: a class token, unless `pooler_type` is "mean", where the mean of the patches is the image's vector
+    (Beyer et al. 2022); with `use_distillation_token` a second one (Touvron et al. 2021, section 4); registers.
 
     `position_encoding` is "learned" (a vector for each patch and each prefix token but registers), "sinusoidal" (half
     of the channels for columns, half for rows; He et al. 2022, as released), "rotary" (half of the rotated channels for
     rows, half for columns; prefix tokens are not rotated) or "none". Forward's `interpolate_pos_encoding` carries
     learned ones to images of another size by bicubic interpolation; the others are computed at the coordinates between.
-
-    Masked image modelling predicts patches of `encoder_stride` pixels (None: `patch_size`). The base model pools
-    through a dense layer of `pooler_output_size` (None: `hidden_size`) with `pooler_act` if `add_pooling_layer`; the
-    classifier reads the vector before that layer.
+    The base model pools through a dense layer if `add_pooling_layer`; the classifier reads the vector before it.
     """
 
     model_type = "anyformer_vit"

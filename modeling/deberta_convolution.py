@@ -45,9 +45,7 @@ class ConvolutionLayer(nn.Module):
     def forward(self, embeddings, first_layer_output, real_mask=None, document_ids=None):
         """Input (B, T, D) and output (B, T, D) of layer 0 -> input (B, T, D) of layer 1.
 
-        Args:
-            real_mask: None, or (B, T), zero at padding.
-            document_ids: None, or (B, T), at least 0: tokens with different ids do not see each other.
+        real_mask: None, or (B, T), zero at padding. document_ids: as DocumentConv1d's.
         """
         if real_mask is None:
             return self.norm(first_layer_output + self.act_fn(self.dropout(self.conv(embeddings, document_ids))))

@@ -19,7 +19,6 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention_masks import CACHE, given_cache, paged_masks
 from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration import AnyformerDecoderConfig
-from .families import DECODER, FAMILIES
 from .lm_head import (
     LanguageModelHead,
     language_model_loss,
@@ -139,9 +138,7 @@ class CausalLanguageModel:
             kwargs: `shift_labels` (B, T), already aligned with the predictions, instead of `labels`. Not in the
                 signature, see `takes_label_smoothing`. `prefix_mask` (B, P), nonzero at tokens that every token of
                 their document sees, also earlier ones: a prefix (Raffel et al. 2020), or if all ones, whole rows.
-            num_items_in_batch: number of labels in the whole optimizer step, by which the sum of losses is divided.
             logits_to_keep: compute logits of this many last positions (0: of all), or of those in an index tensor.
-            return_logits: whether `logits` is filled; None: see `returns_logits`.
             encoder_hidden_states, encoder_attention_mask: (B, S, D) and (B, S), an encoder's output and its padding
                 mask, for models with `add_cross_attention`.
         """
@@ -230,7 +227,6 @@ class PrefixGenerationMixin(GenerationMixin):
 class AnyformerDecoderPreTrainedModel(AnyformerPreTrainedModel):
     config_class = AnyformerDecoderConfig
     _can_record_outputs = LAYERS_THAT_CROSS
-    auto_classes = FAMILIES[DECODER].heads
 
 
 class AnyformerDecoderModel(CausalModel, AnyformerDecoderPreTrainedModel):

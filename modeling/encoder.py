@@ -23,7 +23,6 @@ from .configuration_encoder import AnyformerEncoderConfig
 from .deberta_convolution import ConvolutionLayer
 from .experts import SparseMLP
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
-from .families import ENCODER, FAMILIES
 from .lm_head import (
     IGNORE_INDEX,
     LanguageModelHead,
@@ -67,7 +66,6 @@ BertForPreTrainingOutputWithoutLogits = without_logits(BertForPreTrainingOutput)
 class AnyformerEncoderPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerEncoderConfig
     _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
-    auto_classes = FAMILIES[ENCODER].heads
 
     @property
     def last_mlp_is_for_heads(self) -> bool:
@@ -253,15 +251,10 @@ class AnyformerEncoderForMaskedLM(PredictsMaskedTokens):
         kept_tokens: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
-        """Predict the token at each position.
+        """labels: (B, T), the token at each position, -100 not counted -> loss, logits (B, T, V); see `returns_logits`.
 
-        Args:
-            labels: (B, T), the token that belongs at each position; -100 is not counted.
-            num_items_in_batch: number of labels in the whole optimizer step, by which the sum of losses is divided.
-            return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`. The loss alone needs the
-                head on labelled positions only.
-            kept_tokens: (K,), indices into all B * T tokens, if there are no labels: `logits` (1, K, V) are of these
-                only, which saves the head and the last feed-forward part of the others.
+        kept_tokens: (K,), indices into all B * T tokens, if there are no labels: `logits` (1, K, V) are of these only,
+        which saves the head and the last feed-forward part of the others.
         """
         labelled = self.labelled_tokens(labels, return_logits, **kwargs)
         if kept_tokens is not None and self.last_mlp_is_for_heads:

@@ -33,9 +33,8 @@ class TopKRouter(nn.Module):
     Scores are a softmax over experts (Shazeer et al. 2017, eq. 3-5) or sigmoids (DeepSeek-AI 2024, eq. 15), in fp32
     whatever the model's dtype, else experts of nearly equal scores are mixed up (Fedus et al. 2021, section 2.4).
 
-    With `router_bias_update_rate` the experts are chosen by score + bias, while weights stay scores: a bias that
-    `experts_bias.py` raises for experts with too few tokens balances them without a loss (Wang et al. 2024, eq. 3).
-    With `n_group` they are chosen within the best `topk_group` groups of experts: see `within_groups`.
+    With `router_bias_update_rate` the experts are chosen by score + bias (experts_bias.py), while weights stay scores;
+    with `n_group` within the best `topk_group` groups of experts (`within_groups`).
     """
 
     def __init__(self, config):

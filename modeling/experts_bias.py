@@ -2,9 +2,8 @@
 
 Routers count the tokens of a step's forward passes. After an optimizer step each bias moves by
 `router_bias_update_rate` towards equal loads, summed over all processes: up for an expert with fewer tokens than the
-mean, down for one with more (algorithm 1). This works in every training loop: once a router with a bias exists, torch
-calls `update_biases` after each step of any optimizer. Gradient accumulation and several processes move biases as one
-large batch would.
+mean, down for one with more (algorithm 1). Once a router with a bias exists, torch calls `update_biases` after each
+step of any optimizer, in every training loop.
 """
 
 import weakref

@@ -4,8 +4,7 @@ L sparse layers, B rows, T tokens of each, E experts, K experts per token.
 
 Both losses are means over a row's real tokens, then over rows, each row with the weight that its labels have in the
 model's loss. A row is never cut by gradient accumulation or spread over processes, so micro-batches add up to the
-batch they were cut from. (transformers takes a mean over the micro-batch: a product of two means, whose sum over
-micro-batches is another number, and adds it once for each of them.)
+batch they were cut from, which transformers' means over micro-batches do not.
 """
 
 from contextlib import contextmanager
@@ -101,10 +100,32 @@ class ModelWithExperts:
             self.set_experts_implementation(IMPLEMENTATION)
 
     def router_fields(self, routed: list, shape, unpadded, loss_mask, output_router_logits: bool | None) -> dict:
-        """As the function of this name. output_router_logits: None takes the config's value."""
+        """The fields of lm_head.RouterFields that a base model fills; in evaluation none, unless asked for.
+
+        The logits themselves are recorded by transformers (ROUTER_LOGITS). In training biases count assignments.
+
+        routed: per sparse layer (router, logits (N, E), index (N, K), kept (N, K) or None). shape: (B, T) of the
+        layers' input. unpadded: None, or the Unpadded by which all rows were one there. loss_mask: (B, T), 0 at tokens
+        that do not count, or None. output_router_logits: None takes the config's value.
+        """
         if output_router_logits is None:
             output_router_logits = self.config.output_router_logits
-        return router_fields(routed, shape, unpadded, loss_mask, self.training, output_router_logits)
+        if not (self.training or output_router_logits):
+            return {}
+        routers, *parts = zip(*routed)
+        # PEFT wraps routers.
+        routers = [router.get_base_layer() if hasattr(router, "get_base_layer") else router for router in routers]
+        logits, index, kept = ([in_rows(x, shape, unpadded) for x in part] for part in parts)
+        if loss_mask is not None and loss_mask.dim() == 2:
+            real = loss_mask[:, -logits[0].shape[1] :] != 0
+        else:
+            real = torch.ones(logits[0].shape[:2], dtype=torch.bool, device=logits[0].device)
+        kept = torch.stack(kept) if kept[0] is not None else None
+        routing = LayerRoutings(torch.stack(logits), torch.stack(index), kept, real)
+        if self.training and routers[0].bias_update_rate > 0:
+            for router, assignments_E in zip(routers, assignments_per_expert(routing)):
+                count(router, assignments_E)
+        return router_outputs(routing, routers[0].scoring)
 
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
         """As in the base class. In training the routers' losses are part of the loss.
@@ -120,32 +141,6 @@ class ModelWithExperts:
             loss = loss + added if self.training else loss
             outputs = {name: x for name, x in outputs.items() if name != "router_losses"}
         return super().head_output(output_class, outputs, loss, labels, num_items_in_batch, **own)
-
-
-def router_fields(routed: list, shape, unpadded, loss_mask, training: bool, output_router_logits: bool) -> dict:
-    """The fields of lm_head.RouterFields that a base model fills; none in evaluation without `output_router_logits`.
-
-    The logits themselves are recorded by transformers (ROUTER_LOGITS).
-
-    routed: per sparse layer (router, logits (N, E), index (N, K), kept (N, K) or None). shape: (B, T) of the layers'
-    input. unpadded: None, or the Unpadded by which all rows were one there. loss_mask: (B, T), 0 at tokens that do not
-    count, or None. In training routers with a bias count their assignments.
-    """
-    if not (training or output_router_logits):
-        return {}
-    routers, *parts = zip(*routed)
-    routers = [router.get_base_layer() if hasattr(router, "get_base_layer") else router for router in routers]  # PEFT's
-    logits, index, kept = ([in_rows(x, shape, unpadded) for x in part] for part in parts)
-    if loss_mask is not None and loss_mask.dim() == 2:
-        real = loss_mask[:, -logits[0].shape[1] :] != 0
-    else:
-        real = torch.ones(logits[0].shape[:2], dtype=torch.bool, device=logits[0].device)
-    kept = torch.stack(kept) if kept[0] is not None else None
-    routing = LayerRoutings(torch.stack(logits), torch.stack(index), kept, real)
-    if training and routers[0].bias_update_rate > 0:
-        for router, assignments_E in zip(routers, assignments_per_expert(routing)):
-            count(router, assignments_E)
-    return router_outputs(routing, routers[0].scoring)
 
 
 def in_rows(x_N, shape, unpadded):

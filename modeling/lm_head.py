@@ -87,6 +87,7 @@ class FillsOutputs:
         """Whether a head fills `logits`. None: not in a training step with labels, which needs only the loss.
 
         In such a step the logits would be the largest tensor of all. If they are filled, the loss is made from them.
+        Either way it is a sum, divided by `num_items_in_batch`, the labels of the whole optimizer step.
         """
         return return_logits if return_logits is not None else labels is None or not self.training
 
@@ -313,11 +314,9 @@ def linear_cross_entropy(
     """Cross-entropy of `hidden @ weight.T + bias` against `labels`, in fp32, as a scalar.
 
     Args:
-        hidden: (N, D). weight: (V, D). labels: (N,), already aligned with `hidden`; -100 is not counted.
+        hidden: (N, D). weight: (V, D). labels: (N,), already aligned with `hidden`; -100 is not counted. bias: (V,).
         num_items_in_batch: the sum is divided by it; None: by the number of counted labels (mean).
-        logits_per_chunk: most logits held at a time; None: an eighth of them all, but at least 16 MB.
-        softcap: logits become softcap * tanh(logits / softcap) (Gemma 2, section 2); None: they stay as they are.
-        bias: (V,), or None for none.
+        logits_per_chunk: most logits held at a time; None: see CHUNK_SHARE. softcap: as in LanguageModelHead.
         label_smoothing: this share of each label's probability is spread evenly over all V entries (Szegedy et al.
             2016, section 7; Vaswani et al. 2017, section 5.4), as in torch's `cross_entropy`.
         return_losses: return (the scalar, the cross-entropy (N,) of each label), the latter without smoothing and

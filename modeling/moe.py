@@ -11,14 +11,12 @@ from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration_moe import AnyformerMoeConfig
 from .decoder import CausalForMaskedLM, CausalLanguageModel, CausalModel, PrefixGenerationMixin
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts
-from .families import FAMILIES, MOE
 from .task_heads import ForQuestionAnswering, ForSequenceClassification, ForTokenClassification
 
 
 class AnyformerMoePreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerMoeConfig
     _can_record_outputs = LAYERS_THAT_CROSS | ROUTER_LOGITS
-    auto_classes = FAMILIES[MOE].heads
 
 
 class AnyformerMoeModel(CausalModel, AnyformerMoePreTrainedModel):

@@ -68,13 +68,8 @@ class RelativePositionBias(nn.Module):
         return self.relative_attention_bias(self.buckets(distances_TS)).permute(2, 0, 1).to(x_BTD.dtype)
 
 
-class RelativePositionBiasPerLayer(nn.ModuleList):
-    """A RelativePositionBias for each layer (Chung et al. 2023, UMT5)."""
-
-    def __init__(self, config):
-        super().__init__(RelativePositionBias(config) for _ in range(config.num_hidden_layers))
-
-
 def relative_positions(config) -> nn.Module:
-    shared = config.relative_attention_shared
-    return RelativePositionBias(config) if shared else RelativePositionBiasPerLayer(config)
+    """A RelativePositionBias, or one for each layer (Chung et al. 2023, UMT5)."""
+    if config.relative_attention_shared:
+        return RelativePositionBias(config)
+    return nn.ModuleList(RelativePositionBias(config) for _ in range(config.num_hidden_layers))

@@ -1,9 +1,8 @@
 """Registers all families in transformers' Auto classes. Not saved with models: there `auto_map` does this.
 
 Nothing of transformers is imported for it. Its tables of classes are filled as soon as transformers has imported them
-itself, and hold our classes by name until somebody asks for one. For that, these attributes of transformers are
-replaced: `_extra_content`, what `register` of an Auto class writes to, of CONFIG_MAPPING, of the mappings of our heads'
-Auto classes and of IMAGE_PROCESSOR_MAPPING.
+itself, and hold our classes by name until somebody asks for one. What is replaced for that is listed with reasons in
+pipelines/patches.py.
 """
 
 import importlib
@@ -22,53 +21,50 @@ AUTO = "transformers.models.auto"
 class LateEntries(UserDict):
     """Entries of one of transformers' tables, some of which are loaded when they are asked for.
 
-    late: {name of a key: (function that returns the key, function that returns its value)}. The name of a class is its
-    `__name__`; another class of that name, from a folder of the Hub, is no key.
+    late: returns {name of a key: (function that returns the key, function that returns its value)}. The name of a class
+    is its `__name__`; another class of that name, from a folder of the Hub, is no key.
     """
 
-    def __init__(self, entries):
+    def __init__(self, entries, late: Callable[[], dict[str, tuple[Callable, Callable]]]):
         super().__init__(entries)
-        self.late: dict[str, tuple[Callable, Callable]] = {}
-        self._added: set[str] = set()
-
-    @classmethod
-    def add(cls, table, late: dict[str, tuple[Callable, Callable]]) -> None:
-        """Add late entries to a table of transformers, but for those that it has had before."""
-        if not isinstance(table._extra_content, cls):
-            table._extra_content = cls(table._extra_content)
-        entries = table._extra_content
-        entries.late |= {name: row for name, row in late.items() if name not in entries._added}
-        entries._added |= late.keys()
+        self.late = late
 
     def __contains__(self, key):
-        name = getattr(key, "__name__", key)
-        return key in self.data or (name in self.late and self.late[name][0]() == key)
+        name, late = getattr(key, "__name__", key), self.late()
+        return key in self.data or (name in late and late[name][0]() == key)
 
     def __missing__(self, key):
         if key not in self:
             raise KeyError(key)
-        self.data[key] = self.late.pop(getattr(key, "__name__", key))[1]()
+        self.data[key] = self.late()[getattr(key, "__name__", key)][1]()
         return self.data[key]
 
     def __iter__(self):
-        return iter([*self.data, *(key() for key, _ in self.late.values())])
+        return iter(dict.fromkeys([*self.data, *(key() for key, _ in self.late().values())]))
 
     def __len__(self):
-        return len(self.data) + len(self.late)
+        return sum(1 for _ in self)
 
 
 def add_configs(module) -> None:
     """Add the families' configs to AutoConfig. module: transformers' configuration_auto."""
-    late = {name: (partial(str, name), partial(row.load, row.config)) for name, row in FAMILIES.items()}
-    LateEntries.add(module.CONFIG_MAPPING, late)
+
+    def late() -> dict:
+        return {name: (partial(str, name), partial(row.load, row.config)) for name, row in FAMILIES.items()}
+
+    module.CONFIG_MAPPING._extra_content = LateEntries(module.CONFIG_MAPPING._extra_content, late)
 
 
 def add_models(module) -> None:
     """Add the families' classes to AutoModel and the Auto heads. module: transformers' modeling_auto."""
-    for auto_class in dict.fromkeys(head for row in FAMILIES.values() for head in row.heads):
+
+    def late(auto_class: str) -> dict:
         rows = [row for row in FAMILIES.values() if auto_class in row.heads]
-        late = {row.config: (partial(row.load, row.config), partial(row.load, row.heads[auto_class])) for row in rows}
-        LateEntries.add(getattr(module, auto_class)._model_mapping, late)
+        return {row.config: (partial(row.load, row.config), partial(row.load, row.heads[auto_class])) for row in rows}
+
+    for auto_class in dict.fromkeys(head for row in FAMILIES.values() for head in row.heads):
+        table = getattr(module, auto_class)._model_mapping
+        table._extra_content = LateEntries(table._extra_content, partial(late, auto_class))
 
 
 def add_image_processors(module) -> None:
@@ -78,14 +74,17 @@ def add_image_processors(module) -> None:
     def classes() -> dict:
         return {"pil": importlib.import_module(".image_processing", __package__).AnyformerImageProcessor}
 
+    def late() -> dict:
+        return {row.config: (partial(row.load, row.config), classes) for row in FAMILIES.values() if row.of_images}
+
     if is_vision_available():  # without Pillow, models still take tensors
-        late = {row.config: (partial(row.load, row.config), classes) for row in FAMILIES.values() if row.of_images}
-        LateEntries.add(module.IMAGE_PROCESSOR_MAPPING, late)
+        table = module.IMAGE_PROCESSOR_MAPPING
+        table._extra_content = LateEntries(table._extra_content, late)
 
 
 def add_backend(module) -> None:
     """Add our attention backend for all models. module: transformers' modeling_utils, which has the registry."""
-    importlib.import_module(".kernels", __package__)  # which may be what imports transformers: it registers at its end
+    importlib.import_module(".kernels", __package__)  # which registers it; it may itself be what imports `module`
 
 
 def delta_kernels() -> dict:
@@ -122,9 +121,10 @@ class Watch:
 def register() -> None:
     """Make AutoConfig, AutoModel, the Auto heads and AutoImageProcessor know every family, and all models our attention
     backend. Safe to call more than once."""
+    if Watch in sys.meta_path:
+        return
     RULES.update(delta_kernels=delta_kernels)
-    if Watch not in sys.meta_path:
-        sys.meta_path.insert(0, Watch)
+    sys.meta_path.insert(0, Watch)
     for name, act in WHEN_IMPORTED.items():
         if name in sys.modules:
             act(sys.modules[name])

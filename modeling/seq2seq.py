@@ -21,7 +21,6 @@ from .attention_masks import CACHE, given_cache
 from .base import LAYERS_THAT_CROSS, AnyformerPreTrainedModel
 from .configuration_seq2seq import AnyformerSeq2SeqConfig
 from .experts_losses import ROUTER_LOGITS, ModelWithExperts, merged
-from .families import FAMILIES, SEQ2SEQ
 from .lm_head import (
     IGNORE_INDEX,
     LanguageModelHead,
@@ -49,7 +48,6 @@ Seq2SeqSequenceClassifierOutput = with_router_fields(modeling_outputs.Seq2SeqSeq
 class AnyformerSeq2SeqPreTrainedModel(ModelWithExperts, AnyformerPreTrainedModel):
     config_class = AnyformerSeq2SeqConfig
     _can_record_outputs = AnyformerPreTrainedModel._can_record_outputs | ROUTER_LOGITS
-    auto_classes = FAMILIES[SEQ2SEQ].heads
 
 
 class Seq2SeqEncoder(PaddedTextStack, AnyformerSeq2SeqPreTrainedModel):
@@ -178,8 +176,7 @@ class AnyformerSeq2SeqModel(TokensInEncoder, AnyformerSeq2SeqPreTrainedModel):
 
         Without decoder inputs the decoder reads the shifted `input_ids`, as in BART, for features of a text.
         Packed rows: give `position_ids` and `decoder_position_ids` that restart at 0 for each pair of documents.
-        decoder_loss_mask: (B, T), 0 at tokens that do not count in the routers' losses, such as padding that
-        `decoder_attention_mask` does not mark. Raises ValueError for `cu_seq_lens_q`: the borders of one side.
+        decoder_loss_mask: the decoder's `loss_mask`. Raises ValueError for `cu_seq_lens_q`: the borders of one side.
         """
         if decoder_input_ids is None and decoder_inputs_embeds is None and input_ids is not None:
             decoder_input_ids = shift_right(input_ids, self.config.decoder_start_token_id, self.config.pad_token_id)
@@ -259,14 +256,10 @@ class AnyformerSeq2SeqForConditionalGeneration(Head, AnyformerSeq2SeqPreTrainedM
         return_logits: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Predict the target text.
+        """labels: (B, T), the targets, -100 not counted -> loss, logits (B, T, V); see `returns_logits`.
 
-        Args:
-            labels: (B, T), the targets themselves; the decoder's inputs are made from them. -100 is not counted.
-            num_items_in_batch: number of labels in the whole optimizer step, by which the sum of losses is divided.
-            return_logits: whether `logits` (B, T, V) is filled; None: see `returns_logits`.
-            kwargs: `label_smoothing`, the share of each target's probability that is spread over the vocabulary
-                (Vaswani et al. 2017, section 5.4); 0 by default. Not in the signature, see `takes_label_smoothing`.
+        Without decoder inputs these are made from the labels. kwargs: `label_smoothing`, the share of each target's
+        probability that is spread over the vocabulary; 0 by default. Not in the signature, see `takes_label_smoothing`.
         """
         label_smoothing = kwargs.pop("label_smoothing", 0.0)
         kwargs = {"decoder_input_ids": None, "decoder_inputs_embeds": None} | kwargs

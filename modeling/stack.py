@@ -25,7 +25,7 @@ from .positions import (
     apply_positions,
     build_positions,
 )
-from .traits import FOLDED_MASKS, POSITION_SCHEMES, SCORE_BIASES, block_forms
+from .traits import FOLDED_MASKS, POSITION_SCHEMES, SCORE_BIASES, adjustments, block_forms
 
 ROTARY = (RotaryEmbedding, RotaryEmbeddingPerLayerType)
 
@@ -82,6 +82,7 @@ class TransformerStack:
             if cross_attention:
                 attentions.append(Attention(config, i, cross_attention=True))
             self.layers.append(build_block(config, i, *attentions))
+        self.shared = [row.shared.load() for row in adjustments(config) if row.shared is not None]
         # A post-norm block already ends in a norm.
         self.norm = nn.Identity() if block_forms(config)[-1] == "post" else build_norm(config)
         self.attention_kinds = config.attention_kinds
@@ -185,15 +186,15 @@ class TransformerStack:
     def run_layers(self, x_BTD, per_layer: list[dict], **context) -> tuple:
         """Hidden states (B, T, D) after the last layer, and per sparse layer: (router, logits, index, kept)."""
         routed = []
+        for make in self.shared:
+            context["shared"] = make()
         for layer, arguments in zip(self.each_layer(), per_layer):
             x_BTD = run_layer(layer, x_BTD, routed, **arguments, **context)
-            if isinstance(x_BTD, tuple):  # the first layer, with `value_residual`
-                x_BTD, context["first_values"] = x_BTD
         return x_BTD, routed
 
 
 def run_layer(layer, x_BTD, routed: list, **context):
-    """Run a layer, (B, T, D) -> (B, T, D), and values if it returns them. Appends the experts' routing to `routed`."""
+    """Run a layer, (B, T, D) -> (B, T, D). Appends the experts' routing to `routed`."""
     if "positions_of_layers" in context:
         x_BTD = x_BTD + context.pop("positions_of_layers")
     trained = []
@@ -204,9 +205,9 @@ def run_layer(layer, x_BTD, routed: list, **context):
         trained = [context.pop(name) for name in trained]
     if not getattr(layer, "is_sparse", False):  # a pipeline's stand-ins for other ranks' layers have no such attribute
         return layer(x_BTD, *trained, **context)
-    x_BTD, logits_NE, index_NK, kept_NK, *values = layer(x_BTD, *trained, **context)
+    x_BTD, logits_NE, index_NK, kept_NK = layer(x_BTD, *trained, **context)
     routed.append((layer.mlp.gate, logits_NE, index_NK, kept_NK))
-    return (x_BTD, *values) if values else x_BTD
+    return x_BTD
 
 
 def check_one_is_given(input_ids, inputs_embeds, prefix: str = "") -> None:

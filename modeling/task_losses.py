@@ -41,10 +41,8 @@ def sequence_classification_loss(logits, labels, problem_type, num_items_in_batc
     """The loss of `problem_type` for logits (B, C).
 
     single_label_classification: labels (B,) class numbers, cross-entropy. multi_label_classification: labels (B, C) of
-    0 and 1, binary cross-entropy. regression: labels (B,) or (B, C), squared error; -100 is not counted.
-
-    Raises:
-        ValueError: an unknown problem type.
+    0 and 1, binary cross-entropy. regression: labels (B,) or (B, C), squared error; -100 is not counted. Raises
+    ValueError for another problem type.
     """
     if problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type={problem_type!r} is not known; known: {', '.join(PROBLEM_TYPES)}")

@@ -9,7 +9,7 @@ saves its code with the model (pipelines/storage/plugin_code.py); with anyformer
 """
 
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 PLAIN = "full_attention"  # the default kind
@@ -18,8 +18,9 @@ STATE_LAYER_TYPE = "anyformer_states"  # the `layer_types` name of caches of a f
 # Functions of the installed package, for configs and layers to call by name. Empty in the code of a saved folder.
 RULES: dict[str, Callable] = {}
 
-# (is this config illegal?, the sentence a user reads)
-Rule = tuple[Callable[..., bool], Callable[..., str]]
+
+def no_faults(c) -> Iterable[str]:
+    return ()
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class Scheme(Part):
     absolute: bool = False  # it encodes indices in a row, not distances
     bidirectional: bool = False  # it needs tokens that see later tokens
     plane: bool = False  # it has a form for patches, which lie in a plane
-    rules: tuple[Rule, ...] = ()  # refusals of configs with this scheme
-    plane_rules: tuple[Rule, ...] = ()  # refusals of vision transformers with it
+    faults: Callable[..., Iterable[str]] = no_faults  # config -> sentences that refuse it
+    plane_faults: Callable[..., Iterable[str]] = no_faults  # the same for vision transformers
 
     @property
     def adds_to_scores(self) -> bool:
@@ -104,7 +105,7 @@ class Kind(Part):
     sizes: dict[str, str] = field(default_factory=dict)  # {config field: the field whose value it takes where null}
     # Rules and plans read these, families, needs and companions; rules/kinds.py fills them in for the kinds below.
     state_values: Callable[..., int] | None = None  # config -> fp32 numbers in a layer's states, for one row
-    rules: tuple[Rule, ...] = ()  # refusals of configs with this kind
+    faults: Callable[..., Iterable[str]] = no_faults  # config -> sentences that refuse it
 
     @property
     def keeps_states(self) -> bool:
@@ -118,6 +119,18 @@ class FeedForward(Part):
 
     gated: bool  # a gate projection stands beside the up projection
     experts: Part  # the class of as many of them as a layer has experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adjustment(Part):
+    """A module of attention, made from (config, layer_idx), that changes queries, keys and values before the cache.
+
+    Its forward maps (q, k, v, **the layer's arguments) to (q, k, v, {arguments that are left for the backend}).
+    """
+
+    module: str  # its name in attention
+    blocks: Part | None = None  # class of a block -> a class whose blocks hand something to later ones
+    shared: Part | None = None  # the class of an object for it, which all blocks of a forward pass get as `shared`
 
 
 DELTA = Kind(
@@ -150,7 +163,8 @@ class Parts:
     block: dict[str, Part]
     mlp_type: dict[str, FeedForward]
     attention_class: dict[str, Part]  # {field that gives all layers another class of attention: row}
-    options: dict[str, Part]  # {field that, if set, adds something: row}
+    adjustments: dict[str, Adjustment]  # {field that, if set, adds one: row}
+    options: dict[str, Part]  # {field that, if set, adds something else: row}
 
 
 OF_DISENTANGLED = ("pos_att_type", "share_att_key", "position_buckets", "max_relative_positions")
@@ -246,6 +260,7 @@ ATTENTION_KINDS = {
         own_scores=True,
     ),
 }
+SCALES = Adjustment("attention_scales.QueryAndKeyScales", module="scales")
 PARTS = Parts(
     position_encoding=POSITION_SCHEMES,
     attention_pattern=ATTENTION_KINDS,
@@ -275,11 +290,18 @@ PARTS = Parts(
         "attention_sinks": Part("attention_sinks.SinkAttention"),
         "differential_attention": Part("attention_differential.DifferentialAttention", fields=("lambda_std_dev",)),
     },
+    adjustments={
+        "value_residual": Adjustment(
+            "attention_values.ValueResidual",
+            module="value_mix",
+            blocks=Part("attention_values.passing"),
+            shared=Part("attention_values.Values"),
+        ),
+        "attn_temperature_tuning": replace(SCALES, fields=("floor_scale", "attn_scale")),
+        "qk_l2_norm": SCALES,
+    },
     options={
         "attention_gate": Part("attention_gate.OutputGate"),
-        "value_residual": Part("attention_values.ValueResidual"),
-        "attn_temperature_tuning": Part("attention_scales.QueryAndKeyScales", fields=("floor_scale", "attn_scale")),
-        "qk_l2_norm": Part("attention_scales.QueryAndKeyScales"),
         "add_cross_attention": Part("attention_cross.read_encoder"),
         "num_nextn_predict_layers": Part("multi_token.MultiTokenPrediction", fields=("mtp_loss_coef",)),
         "num_experts": Part(fields=("num_experts_per_tok", "router_scoring", "norm_topk_prob", "router_aux_loss_coef")),
@@ -365,9 +387,10 @@ def block_part(form: str) -> Part:
     return PARTS.norm_position.get(form) or PARTS.block[form]
 
 
-def has_scales(c) -> bool:
-    """Whether queries and keys are scaled after their rotation."""
-    return getattr(c, "attn_temperature_tuning", False) or getattr(c, "qk_l2_norm", False)
+def adjustments(c) -> list[Adjustment]:
+    """The adjustments that a config's model has, each module once."""
+    rows = [row for name, row in PARTS.adjustments.items() if getattr(c, name, False)]
+    return list({row.module: row for row in rows}.values())
 
 
 def parts_of(c) -> list[Part]:
@@ -375,7 +398,7 @@ def parts_of(c) -> list[Part]:
     parts: list[Part] = [ATTENTION_KINDS[kind] for kind in attention_kinds(c)]
     parts += [block_part(form) for form in block_forms(c)]
     parts += [POSITION_SCHEMES[c.position_encoding], PARTS.norm_type[c.norm_type], PARTS.mlp_type[c.mlp_type]]
-    chosen = PARTS.attention_class | PARTS.options
+    chosen = PARTS.attention_class | PARTS.adjustments | PARTS.options
     parts += [part for name, part in chosen.items() if getattr(c, name, None)]
     patches = POSITION_SCHEMES[c.position_encoding].patches
     parts += [patches] if patches is not None and hasattr(c, "patch_size") else []

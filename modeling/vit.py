@@ -19,7 +19,6 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .base import AnyformerPreTrainedModel
 from .configuration_vit import AnyformerViTConfig
-from .families import FAMILIES, VIT
 from .image_losses import class_loss, masked_pixel_loss
 from .masked_head import Pooler
 from .patch_embeddings import PatchEmbeddings
@@ -37,7 +36,6 @@ class AnyformerViTPreTrainedModel(AnyformerPreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _input_embed_layer = "patch_embeddings"
-    auto_classes = FAMILIES[VIT].heads
 
 
 class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
@@ -78,9 +76,7 @@ class AnyformerViTModel(TransformerStack, AnyformerViTPreTrainedModel):
             num_kept_tokens: how many first tokens last_hidden_state holds; only for these the last layer's feed-forward
                 part is computed, as a head that reads no patch does not need the others. None: all.
 
-        Raises:
-            ValueError: an image of the wrong size; or position_ids, by which other families pack rows: an image is a
-                row of its own, and where its patches are follows from its size.
+        Raises ValueError for an image of the wrong size, and for position_ids, by which other families pack rows.
         """
         if pixel_values is None:
             raise ValueError("pixel_values are missing")
@@ -139,11 +135,9 @@ class AnyformerViTForImageClassification(AnyformerViTPreTrainedModel):
         Args:
             labels: (B,) class numbers, or (B, num_labels): probabilities, as mixup makes them. A config's
                 `problem_type` may say that they are 0 and 1 of several labels, or numbers.
-            num_items_in_batch: entries of labels in the whole optimizer step, by which the sum is divided.
             kwargs: `distillation_labels`, the teacher's, for `distillation_head`; None: `labels`. The loss is the mean
-                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`, the share
-                of a label that is spread over all classes; 0 by default. Not in the signature: see
-                `takes_label_smoothing`.
+                of both heads' (Touvron et al. 2021, eq. 3), and the logits are their mean. `label_smoothing`, as in
+                image_losses.py. Not in the signature: see `takes_label_smoothing`.
         """
         distillation_labels = kwargs.pop("distillation_labels", None)
         label_smoothing = kwargs.pop("label_smoothing", 0.0)

@@ -1,7 +1,8 @@
 """What we replace in torch's, transformers' and PEFT's modules, classes and objects, each with its reason.
 
-Nothing else in pipelines/ and scripts/ writes private attributes of objects that are not its own. Tests see to it, and
-look up each name where it is read. Trainer's private methods, which a subclass may override, are listed below.
+Nothing else in modeling/, pipelines/ and scripts/ writes private attributes of objects that are not its own. Tests see
+to it, and look up each name where it is read. Trainer's private methods, which a subclass may override, are listed
+below.
 """
 
 from collections.abc import Iterator
@@ -46,6 +47,19 @@ PATCHES = (
         "benchmarks compile on CPUs, too",
     ),
     Patch("create_or_update_model_card", "peft.peft_model", "our model card is README.md, too: lora"),
+)
+# What modeling/registration.py replaces, which imports nothing of this folder: {attribute: row}.
+OF_REGISTRATION = (
+    Patch(
+        "_extra_content",
+        "transformers.models.auto.auto_factory",
+        "what `register` of an Auto class writes to; LateEntries hold our classes by name until somebody asks for one",
+    ),
+    Patch(
+        "exec_module",
+        "importlib._bootstrap",
+        "of the loaders of transformers' modules with such tables: they are filled once the module has been run",
+    ),
 )
 NAMES = {patch.name for patch in PATCHES}
 

@@ -1,7 +1,7 @@
 """Attention backends for any model of transformers: a mask builder and an attention function in its registries.
 
-They are chosen by name, `attn_implementation="anyformer"`. This folder does not travel with a saved model, which runs
-sdpa where the package is absent.
+They are chosen by name, `attn_implementation="anyformer"`, once this folder is imported. It does not travel with a
+saved model, which runs sdpa where the package is absent.
 """
 
 from transformers.masking_utils import AttentionMaskInterface

@@ -8,12 +8,10 @@ Shapes: B rows, T queries, S keys.
 """
 
 import inspect
+from functools import partial
 
 import torch
 from transformers import masking_utils
-
-# {qualified name of a part: function(its closure's variables, query indices (1 or B, T), S) -> (first, last) key}
-BOUNDS = {}
 
 
 def bounds_of(mask_function, index, keys: int) -> tuple:
@@ -47,47 +45,28 @@ def joined_parts(mask_function) -> list:
     return [joined for part in parts for joined in joined_parts(part)]
 
 
-def _enter(maker: str, inner: str = ""):
-    """Enter bounds for what the function `maker` returns, or for itself; by name, as older versions lack some."""
-
-    def enter(function):
-        BOUNDS[maker + inner] = function
-        return function
-
-    return enter
-
-
-INNER = ".<locals>.inner_mask"
-
-
-@_enter("bidirectional_mask_function")
 def _everything(parts, index, keys):
     return torch.zeros_like(index), torch.full_like(index, keys - 1)
 
 
-@_enter("causal_mask_function")
 def _up_to_the_query(parts, index, keys):
     return torch.zeros_like(index), index
 
 
-@_enter("sliding_window_overlay", INNER)
 def _window(parts, index, keys):
     return index - parts["sliding_window"] + 1, torch.full_like(index, keys - 1)
 
 
-@_enter("sliding_window_bidirectional_overlay", INNER)
 def _window_to_both_sides(parts, index, keys):
     return index - parts["sliding_window"], index + parts["sliding_window"]
 
 
-@_enter("chunked_overlay", INNER)
 def _chunk(parts, index, keys):
     size, padding = parts["chunk_size"], parts["left_padding"].reshape(-1, 1)
     first = (index - padding).div(size, rounding_mode="floor") * size + padding
     return first, first + size - 1
 
 
-@_enter("padding_mask_function", INNER)
 def _real_tokens(parts, index, keys):
     real = parts["padding_mask"][:, :keys] != 0
     at = torch.arange(real.shape[1], device=real.device)
@@ -96,7 +75,6 @@ def _real_tokens(parts, index, keys):
     return first + torch.zeros_like(index), last + torch.zeros_like(index)
 
 
-@_enter("packed_sequence_mask_function", INNER)
 def _document(parts, index, keys):
     documents = parts["packed_sequence_mask"].contiguous()
     if (documents[:, 1:] < documents[:, :-1]).any():  # numbered in any order: a document may lie in pieces
@@ -105,22 +83,11 @@ def _document(parts, index, keys):
     return torch.searchsorted(documents, of_queries), torch.searchsorted(documents, of_queries, right=True) - 1
 
 
-@_enter("remap_positions_for_packed_sequence", INNER)
 def _positions_in_documents(parts, index, keys):
     """Used with a mask of the documents, within which positions are consecutive."""
     positions = parts["position_ids"].gather(1, index.expand(parts["position_ids"].shape[0], -1))
     first, last = bounds_of(parts["mask_function"], positions, keys)
     return first + index - positions, last + index - positions
-
-
-@_enter("and_masks", ".<locals>.and_mask")
-def _all(parts, index, keys):
-    return _joined(parts, index, keys, torch.maximum, torch.minimum)
-
-
-@_enter("or_masks", ".<locals>.or_mask")
-def _any(parts, index, keys):
-    return _joined(parts, index, keys, torch.minimum, torch.maximum)
 
 
 def _joined(parts, index, keys, of_first, of_last) -> tuple:
@@ -129,3 +96,19 @@ def _joined(parts, index, keys, of_first, of_last) -> tuple:
         bounds = bounds_of(part, index, keys)
         first, last = of_first(first, bounds[0]), of_last(last, bounds[1])
     return first, last
+
+
+# {qualified name of a part: function(its closure's variables, query indices (1 or B, T), S) -> (first, last) key}; by
+# name, as older versions lack some.
+BOUNDS = {
+    "bidirectional_mask_function": _everything,
+    "causal_mask_function": _up_to_the_query,
+    "sliding_window_overlay.<locals>.inner_mask": _window,
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask": _window_to_both_sides,
+    "chunked_overlay.<locals>.inner_mask": _chunk,
+    "padding_mask_function.<locals>.inner_mask": _real_tokens,
+    "packed_sequence_mask_function.<locals>.inner_mask": _document,
+    "remap_positions_for_packed_sequence.<locals>.inner_mask": _positions_in_documents,
+    "and_masks.<locals>.and_mask": partial(_joined, of_first=torch.maximum, of_last=torch.minimum),
+    "or_masks.<locals>.or_mask": partial(_joined, of_first=torch.minimum, of_last=torch.maximum),
+}

@@ -72,8 +72,7 @@ def tiles_mask(
 ):
     """transformers' mask interface: Tiles, or what sdpa takes where these would not be faster.
 
-    Raises:
-        ValueError: the config's class computes scores by code of its own, and would ignore the backend.
+    Raises ValueError for a config whose class computes scores by code of its own, and would ignore the backend.
     """
     if not supports_sdpa(type(rest.get("config"))):  # such a class may not know that no mask means a causal one
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}

@@ -61,15 +61,11 @@ def _setting_faults(c):
             yield f"{setting} is not set, but {using} layers need it: {ATTENTION_KINDS[using].needs[setting]}"
 
 
-def _rule_faults(c, rules):
-    """The sentences of those `rules` that refuse a config."""
-    return (sentence(c) for is_illegal, sentence in rules if is_illegal(c))
-
-
 def _kind_faults(c):
     """The sentences of the kinds of attention that a config has."""
     used = set(attention_kinds(c))
-    return _rule_faults(c, (rule for name, kind in ATTENTION_KINDS.items() if name in used for rule in kind.rules))
+    for kind in (kind for name, kind in ATTENTION_KINDS.items() if name in used):
+        yield from kind.faults(c)
 
 
 def _divisors(number: int, near: int) -> str:
@@ -150,7 +146,7 @@ def _attention_faults(c):
             f"prefix_lm=True does not go with {one_way_kind(c)}, which reads tokens in their order only; "
             f"full_attention, sliding_attention and strided_attention can look ahead"
         )
-    yield from _rule_faults(c, scheme_of(c).rules)
+    yield from scheme_of(c).faults(c)
 
 
 # ------------------------------------------------------------------------------------------------- of one family
@@ -249,7 +245,7 @@ def _vit_faults(c):
             f"plane; a vision transformer can use "
             f"{', '.join(name for name, scheme in POSITION_SCHEMES.items() if scheme.plane)}"
         )
-    yield from _rule_faults(c, scheme_of(c).plane_rules)
+    yield from scheme_of(c).plane_faults(c)
     if c.use_distillation_token and c.pooler_type != "cls":
         yield "use_distillation_token=True stands beside the class token, which pooler_type='mean' has not"
     if c.distillation_head and not c.use_distillation_token:

@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from anyformer.pipelines.patches import NAMES, PATCHES, USED_OF_TRAINER
+from anyformer.pipelines.patches import NAMES, OF_REGISTRATION, PATCHES, USED_OF_TRAINER
 from anyformer.pipelines.training.engines.late_weights import on_meta_device
 from transformers import PreTrainedModel
 
@@ -19,7 +19,7 @@ def tree(file: Path) -> ast.AST:
     return ast.parse(file.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+@pytest.mark.parametrize("patch", PATCHES + OF_REGISTRATION, ids=lambda patch: patch.name)
 def test_what_is_replaced_is_read_where_the_table_says(patch):
     module = pytest.importorskip(patch.read_by)
     assert hasattr(module, patch.name) or re.search(rf"\b{patch.name}\b", inspect.getsource(module))
@@ -49,6 +49,15 @@ def test_private_attributes_of_others_are_written_by_way_of_the_table():
     ours = {name for found in written.values() for owner, name in found if owner in ("self", "cls")}
     others = {(file.name, name) for file, found in written.items() for owner, name in found if owner != "self"}
     assert not {(file, name) for file, name in others if name not in ours or name in NAMES}
+
+
+def test_modeling_replaces_what_the_table_says_and_nothing_else():
+    written = {file: assigned(tree(file)) for file in (ROOT / "modeling").rglob("*.py")}
+    ours = {name for found in written.values() for owner, name in found if owner == "self"}
+    others = {(file.name, name) for file, found in written.items() for _, name in found if name not in ours}
+    assert others == {("registration.py", "_extra_content")}
+    source = (ROOT / "modeling/registration.py").read_text(encoding="utf-8")
+    assert all(f".{patch.name} = " in source for patch in OF_REGISTRATION)
 
 
 def test_what_trainers_use_of_trainer_is_listed_and_there():
