@@ -31,7 +31,7 @@ from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import without_messages
 from .arguments import refusals, rows_of
 from .checkpoints.checkpoint_staging import CheckpointStaging, SaveTheBest, locate_best
-from .checkpoints.resume import ResumedSettings
+from .checkpoints.resume import SAID_BY_TRAINER, ResumedSettings
 from .checkpoints.run_folder import processes_of
 from .checkpoints.safe_load import plain_data_alone
 from .checkpoints.weight_average import WeightAverage, load_average
@@ -60,10 +60,6 @@ from .losses.validation_metrics import ValidationMetrics
 from .models import transferred
 from .optimizers import matrices_only
 from .transfer import scale_rates
-
-# Trainer's messages about a resumed run that do not apply here: the best checkpoint is found by its step, and the
-# settings of the new command replace the stored ones.
-SAID_BY_TRAINER = ("The best checkpoint", "Warning: The following arguments do not match")
 
 
 class AnyformerTrainer(Trainer):

@@ -341,6 +341,10 @@ def saved_under(checkpoint: Path) -> str:
 
 # ------------------------------------------------------------------------------- settings that a resumed run changes
 
+# Trainer's messages about a resumed run that do not apply here: the best checkpoint is found by its step, and the
+# settings of the new command replace the stored ones.
+SAID_BY_TRAINER = ("The best checkpoint", "Warning: The following arguments do not match")
+
 
 class ResumedSettings(TrainerCallback):
     """Replaces settings that Trainer has read from the checkpoint by those of the resumed run's recipe.
