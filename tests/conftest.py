@@ -157,6 +157,14 @@ def poison_empty_memory():
 
 
 @pytest.fixture
+def without_activations(monkeypatch):
+    """A plan measures no activations, which takes seconds for each model; test_plan.py is about those."""
+    from anyformer.pipelines.accounting.activations import Activations, StepActivations
+
+    monkeypatch.setattr(StepActivations, "measured", lambda *_: Activations(1, 1))
+
+
+@pytest.fixture
 def without_code_files(monkeypatch):
     """Models are saved without their code, which takes most of the time; test_hub_round_trip.py is about that."""
     import transformers

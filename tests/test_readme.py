@@ -230,12 +230,11 @@ RUN = [command for command in commands() if not not_run(command)]
 
 
 def split_by_kind() -> tuple[list[str], list[str]]:
-    """(README's commands and the first of each verb and what it is of, the others)."""
-    kinds, readme = {}, commands(README)
+    """(README's commands and the first of each verb, the others)."""
+    verbs, readme = {}, commands(README)
     for command in RUN:
-        _, verb, *what = words_of(command)[1]
-        kinds.setdefault((verb, *what[:1]) if verb != "plan" else verb, command)
-    first = [command for command in RUN if command in (*readme, *kinds.values()) or "--help" in command]
+        verbs.setdefault(words_of(command)[1][1], command)
+    first = [command for command in RUN if command in (*readme, *verbs.values()) or "--help" in command]
     return first, [command for command in RUN if command not in first]
 
 
@@ -377,7 +376,7 @@ def writes_into(folder: str, words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("command", [*FIRST, *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS)])
-def test_every_command_for_newcomers_runs(command, on_stage, monkeypatch, capsys):
+def test_every_command_for_newcomers_runs(command, on_stage, without_activations, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

@@ -13,6 +13,7 @@ import torch
 import yaml
 from anyformer.pipelines.storage.atomic import new_folder
 from anyformer.pipelines.storage.model_folder import write_manifest
+from family_variants import a_share
 from processes import Process
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_bytes
@@ -101,7 +102,7 @@ CASES = [(damage, has_manifest) for damage in DAMAGE for has_manifest in (False,
 CASES += [(damage, True) for damage in OTHERS]
 
 
-@pytest.mark.parametrize("damage, has_manifest", CASES)
+@pytest.mark.parametrize("damage, has_manifest", a_share(CASES, 3))
 def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     damage, has_manifest, model, command, capsys, tmp_path, tiny_recipe
 ):
@@ -162,7 +163,7 @@ def test_a_damaged_image_processor_is_named(content, command, capsys, tmp_path, 
         assert printed.count("\n") == 1 and f"{model / 'preprocessor_config.json'}" in printed, printed
 
 
-@pytest.mark.parametrize("words", ["convert MODEL DST", "export MODEL --to torch_export --out DST"])
+@pytest.mark.parametrize("words", a_share(["convert MODEL DST", "export MODEL --to torch_export --out DST"], 2))
 def test_a_writer_that_meets_its_limit_ends_in_one_sentence_and_leaves_nothing(words, model, command, tmp_path):
     """By `ulimit -f`, which any user has: torch's own writer of an exported program aborts its process."""
 

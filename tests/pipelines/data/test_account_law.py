@@ -21,6 +21,7 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.prediction.predict import prepare_prediction
 from anyformer.pipelines.recipes.compose import recipe_from_dict
+from family_variants import a_share
 from task_data import random_decoder
 from tiny_tokenizers import of_bytes
 
@@ -371,7 +372,7 @@ def cases() -> list:
     return every
 
 
-@pytest.mark.parametrize("name, suffix, what", cases())
+@pytest.mark.parametrize("name, suffix, what", a_share(cases(), 3))
 def test_whatever_changes_in_a_row_shows(name, suffix, what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
         change = changes_of(name).get(what, list) if is_changed else list

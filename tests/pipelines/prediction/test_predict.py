@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from itertools import product
 
 import numpy as np
 import pyarrow.csv
@@ -19,6 +20,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import load_plugins
 from anyformer.pipelines.prediction.answer_files import AnswerFile
 from anyformer.pipelines.prediction.predict import Prediction, prepare_prediction, run_prediction
+from family_variants import a_share
 from PIL import Image
 from processes import Process, run_ranks
 from safetensors.torch import load_file, save_file
@@ -482,7 +484,7 @@ def test_parts_are_taken_only_for_the_same_weights_of_the_base_data_settings_and
     assert out.read_bytes() == again.read_bytes() and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("damage", ["half", "a row fewer", "another key", "bits", "empty"])
+@pytest.mark.parametrize("damage", a_share(["half", "a row fewer", "another key", "bits", "empty"], 3))
 def test_a_damaged_part_is_made_again(damage, classes, tmp_path, monkeypatch, capsys):
     rows, out, whole = rows_of(TEXTS * 10), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     anyformer.predict(classes, rows, out=whole, batch_size=1)
@@ -512,8 +514,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("to_file", [True, False])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change, to_file", a_share(product(CHANGES, [True, False]), 3))
 def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(change, to_file, classes, tmp_path):
     file, out, calls = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS * 10)), tmp_path / "out.jsonl", []
     prediction, usual = prepare_prediction(classes, str(file), batch_size=1), Prediction.answered
