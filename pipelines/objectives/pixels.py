@@ -9,6 +9,7 @@ from ..data.rows import evenly_spread
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.atomic import replaced_file
@@ -115,12 +116,9 @@ class ReadsPixels(ReadsImages):
 
     def _check_of_checkpoint(self, name: str, own: int) -> None:
         """Raise UserError where a setting is neither its default nor the checkpoint's value `own`, which is used."""
-        value = getattr(self.settings, name)
-        if value not in (own, getattr(PixelSettings(), name)):
-            raise UserError(
-                f"objective.{name}={value} has no effect with model.name_or_path={self.recipe.model.name_or_path}, "
-                f"which brings {own}; set it to {own}"
-            )
+        base = self.recipe.model.name_or_path
+        why = f"has no effect with model.name_or_path={base}, which brings {own}; set it to {own}"
+        check_beside("objective", self.settings, [(f"{name}=", getattr(self.settings, name) != own, why)])
 
     def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
         """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""

@@ -15,6 +15,7 @@ from ..data.batch_keys import row_ids
 from ..errors import UserError
 from ..lazy import rich_text, torch
 from ..plugins import register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
@@ -206,11 +207,9 @@ class SentenceSimilarity(LabelledTextTask):
             )
         if section.loss == "cosine":
             refuse_idle(self, ["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
-        if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
-            raise UserError(
-                f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
-                f"compare with labels; remove it"
-            )
+        idle = section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics))
+        why = "has no effect with task.label_field=null, as metrics compare with labels; remove it"
+        check_beside("evaluation", evaluation, [("metrics=", idle, why)])
         if section.label_field is None and evaluation.best_metric not in (None, "loss"):
             raise UserError(
                 f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"
