@@ -290,18 +290,6 @@ def image_bytes(number: int) -> bytes:
     return file.getvalue()
 
 
-# What later commands go on from.
-PREPARED = (
-    "anyformer train imdb_mlm",
-    "anyformer train imdb_classify",
-    "anyformer train imdb_classify model.name_or_path=",
-    "anyformer train fashion_mnist_vit",
-    "anyformer train instructions_1k",
-    "anyformer train preferences_1k",
-    "anyformer train stdlib_long_context_base",
-)
-
-
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory, worker_id):
     """A folder with texts and a finished tiny `runs/quickstart`, made by the first of the commands.
@@ -324,9 +312,6 @@ def made_stage(folder: Path) -> Path:
         patch.chdir(folder)
         patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
         assert cli.main(["train", "quickstart", *TINY, SMALL_VOCABULARY]) == 0
-        for start in PREPARED:
-            command = next(command for command in commands() if command.startswith(start))
-            assert cli.main(made_tiny(words_of(command)[1])[1:]) == 0
     return folder
 
 
@@ -421,6 +406,7 @@ def python_blocks(trains: bool) -> list[str]:
 def test_python_blocks_run_with_anyformer(on_stage, capsys):
     namespace: dict[str, Any] = {}
     for block in python_blocks(trains=False):
+        made_before(["anyformer", "python", *re.findall(r"runs/\w+", block)])
         exec(compile(block, "page", "exec"), namespace)
     printed = capsys.readouterr().out.splitlines()
     assert {"negative", "positive"} & set(printed) and any(line.startswith("def ") for line in printed)

@@ -134,7 +134,9 @@ def test_a_word_beyond_what_the_model_reads_has_no_tag(tmp_path, capsys):
     assert "1 text cut to what the model reads at once" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "T5ForConditionalGeneration", "BertForMultipleChoice"])
+@pytest.mark.parametrize(
+    "architecture", a_share(["BertForMultipleChoice", "BertModel", "T5ForConditionalGeneration"], 3)
+)
 def test_a_text_that_just_fits_is_not_counted_as_cut(architecture, tmp_path, capsys):
     folder = saved(tmp_path / "model", architecture)
     rows = [{"text": " ".join(["film"] * words)} for words in (30, 31)]  # + 2, of 32
@@ -464,7 +466,7 @@ def touched(classes, model, file):
     }
 
 
-@pytest.mark.parametrize("change", touched(None, None, None))
+@pytest.mark.parametrize("change", a_share(touched(None, None, None), 3))
 def test_parts_are_taken_only_for_the_same_weights_of_the_base_data_settings_and_code(
     change, classes, tmp_path, monkeypatch, capsys
 ):

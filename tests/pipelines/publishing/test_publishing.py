@@ -219,7 +219,7 @@ def test_a_failed_upload_changes_nothing_and_the_same_command_repeats_it(hub, ru
 
 def test_without_the_hub_nothing_is_published(run_folder):
     args = parse(["publish", str(run_folder), "tester/x", "--no-check"])
-    with pytest.raises(UserError, match="not logged in.*hf auth login|HF_HUB_OFFLINE"):
+    with pytest.raises(UserError, match=r"not logged in.*hf auth login|HF_HUB_OFFLINE"):
         args.run(args)
 
 

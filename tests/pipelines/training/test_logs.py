@@ -141,7 +141,8 @@ def trackio_runs(folder) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.parametrize("tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
 def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path, monkeypatch):
     if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
         pytest.skip(f"extra `{tracker}` is not installed")
