@@ -89,10 +89,18 @@ def set_others(file):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1, "model_max_length": 7}))
 
 
+def add_beside_shards(model):
+    in_shards(model, lambda *_: None)
+    write_manifest(model)
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, model / "model.safetensors", metadata={"format": "pt"})
+
+
 # Whole files, which are not those that were saved with the weights.
 OTHERS = {
     "other tokens": ("tokenizer.json", lambda model: swap_tokens(model / "tokenizer.json")),
     "no tokenizer": ("tokenizer.json", lambda model: (model / "tokenizer.json").unlink()),
+    "weights beside shards": ("model.safetensors", add_beside_shards),
+    "added tokens": ("added_tokens.json", lambda model: (model / "added_tokens.json").write_text('{"x": 9}')),
     "another template": ("chat_template.jinja", lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}")),
 } | {
     f"other settings in {file}": (file, lambda model, file=file: set_others(model / file))
