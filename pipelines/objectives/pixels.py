@@ -21,7 +21,7 @@ from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, im
 from .label_values import Classes
 from .learns import Learns
 from .scores import Scored, Scores
-from .showing import MOST, image_text
+from .showing import image_text
 
 PICTURE = "completions.png"
 SCALE = 6  # each pixel of it is drawn as a square of this side
@@ -141,9 +141,6 @@ class ReadsPixels(ReadsImages):
         console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
         picture = torch.from_numpy(Palette(data.processor).pictures([codes])[0])
         console.print(image_text(picture.permute(2, 0, 1)))
-        tokens = " ".join(map(str, row["input_ids"][:MOST].tolist()))
-        predicted = " ".join(map(str, codes[:MOST]))
-        console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
 
 
 def config_sizes(colours: int, pixels: int) -> dict[str, Any]:

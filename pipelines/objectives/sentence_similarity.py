@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..data.account import Account
 from ..data.batch_keys import row_ids
 from ..errors import UserError
-from ..lazy import rich_text, torch
+from ..lazy import torch
 from ..plugins import register_objective
 from ..recipes.introspection import check_beside
 from ..recipes.schema import doc
@@ -26,7 +26,7 @@ from .labelled_texts import JoinedTexts, LabelledTextSettings, LabelledTextTask,
 from .learns import Learns
 from .losses import Cosine, InBatchNegatives
 from .sequence_regression import Numbers, NumberScores, refuse_smoothing
-from .showing import sequence_text
+from .showing import sequence_pieces, tokens_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 
@@ -109,7 +109,7 @@ class SeparateTexts(JoinedTexts):
         sizes = " and ".join(str(len(ids)) for ids in texts)
         console.rule(f"row {number}: {sizes} tokens, {label}", align="left")
         for name, ids in zip(("first", "second"), texts):
-            console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), tokenizer)))
+            console.print(tokens_text(console, sequence_pieces(ids.tolist(), tokenizer, name=f"{name}: ")))
 
 
 class LearnsCosines(Learns):

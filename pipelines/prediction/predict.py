@@ -166,14 +166,14 @@ def prepare_prediction(
     trust_remote_code: bool = False,
 ) -> Prediction:
     """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
-    recipe = _recipe_of(str(model), trust_remote_code)
+    recipe = recipe_of_model(str(model), trust_remote_code)
     named = Columns(columns or {})
     settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
     rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])
-    data = _data(recipe, config, available)
+    data = data_of_model(recipe, config, available)
     fields = data.reads.asked_columns(available)
     wanted = list(dict.fromkeys(fields.values()))
     named.check(wanted)
@@ -185,7 +185,7 @@ def prepare_prediction(
     return prediction
 
 
-def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
+def recipe_of_model(model: str, trust_remote_code: bool) -> Recipe:
     """The recipe beside a model, bound to that model; without one, a recipe that holds only the model."""
     from transformers.utils import cached_file
 
@@ -200,7 +200,7 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
     return evaluation_recipe(place, str(beside), [], trust_remote_code=trust_remote_code)
 
 
-def _data(recipe: Recipe, config, there: set[str]) -> Data:
+def data_of_model(recipe: Recipe, config, there: set[str]) -> Data:
     """The tokenizer or image processor of the objective that reads rows and answers them; no rows."""
     objective, place = objective_of(recipe), recipe.model.name_or_path
     head = next(iter(config.architectures or []), "")
