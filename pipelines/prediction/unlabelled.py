@@ -39,7 +39,7 @@ class WholeFile(FileFormat):
     def check_kind(self, field: str, path: Path, pattern: str) -> None:
         if not (is_image_file(path) or is_text_file(path)):
             raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
+                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .xlsx, .jsonl, .json, .parquet; "
                 f"also compressed), an image, or a text (.txt, .md)"
             )
 

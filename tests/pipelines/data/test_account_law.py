@@ -307,8 +307,8 @@ OTHER_FORMATS = {
     "token_classification": ("conll",),
     "instruction_tuning": ("parquet",),
 }
-# What a format cannot write: of CoNLL a null, a column of one row; of Parquet, in one column, values of two types; and in
-# a .csv all values are texts.
+# What a format cannot write: of CoNLL a null, a column of one row; of Parquet, in one column, values of two types; in
+# .csv files all values are texts.
 NOT_HELD = {
     ("conll", what) for what in ("null of tokens", "null within for tags", "too few for tags", "a key in one row")
 }
