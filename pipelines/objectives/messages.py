@@ -10,6 +10,7 @@ from ..errors import UserError
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"  # keys of what a template reads beside messages, as TRL names them
+SPEAKS, SAYS = ("role", "from"), ("content", "value")  # keys of who says what in a message: OpenAI's, ShareGPT's
 # Its roles, in messages {from, value}; the value of a function_call is a call.
 SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
 ROLES = ("system", "developer", "user", ASSISTANT, "tool", *SHARE_GPT)
