@@ -56,12 +56,11 @@ def read_messages(value: Any, where: str, role: str | None, account: Account, ro
     A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. account:
     counts what is left out. roles: {role in the data: one of ROLES}.
     """
-    messages = value
-    if isinstance(value, str):
-        messages = of_json(value)
-        if role is not None and not are_messages(messages, roles):
-            messages = [{"role": role, "content": value}]
-    messages = [value] if isinstance(value, dict) else messages
+    messages = of_json(value) if isinstance(value, str) else value
+    if isinstance(messages, dict) and role is not None:
+        messages = [messages]
+    if isinstance(value, str) and role is not None and not are_messages(messages, roles):
+        messages = [{"role": role, "content": value}]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         problem = "neither a text nor a list of messages {role, content}"
         if role is None:
@@ -266,15 +265,20 @@ class Conversations:
         """
         role = answer[-1]["role"]
         if role != ASSISTANT:
-            hint = "" if role in ROLES else f"; task.roles={{{role}: {ASSISTANT}}} reads it as one"
+            others = dict.fromkeys(each["role"] for each in answer if each["role"] not in ROLES)
+            roles = ", ".join(f"{name}: {ASSISTANT if name == role else 'user'}" for name in others)
+            hint = f"; task.roles={{{roles}}} reads it as one" if role in others else ""
             raise UserError(
                 f"task.{field}: {place} ends with a message of the {role}, not with an answer of the {ASSISTANT}, "
                 f"which alone is learned{hint}"
             )
         messages, asked = joined(prompt, answer, f"task.{field}={getattr(self.settings, field)!r}: {place}")
         messages = not_learned(messages[:asked]) + messages[asked:]
+        whole = len(messages)
         while messages and not is_learned(messages[-1]):
             messages.pop()
+        behind = whole - len(messages)
+        self.account.left_out("message", "behind the last answer that is learned", behind, is_usual=True)
         if not messages:
             raise UserError(f"task.{field}: {place} marks each answer as one not to be learned; leave the example out")
         return self._chat(messages, place, row)
