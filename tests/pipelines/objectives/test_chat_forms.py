@@ -226,7 +226,7 @@ SENTENCES = {
     "an unknown form": (LONG, {"format": "chatml"}, "task.format='chatml' is not one of its choices"),
     "other roles": (
         {"messages": [{"role": "Kunde", "content": "a"}, {"role": "Berater", "content": "b"}]},
-        *({}, r"task.roles={Kunde: user, Berater: assistant} reads it as one"),
+        *({}, "task.roles={Berater: assistant, ...: user} reads it as one"),
     ),
     "a role of ours": (LONG, {"roles": {"Kunde": "human"}}, "task.roles.Kunde='human' is not one of its choices"),
     "a system that is no text": (
@@ -236,6 +236,10 @@ SENTENCES = {
     "a history of no turns": (
         LONG | {"instruction": "a", "output": "b", "history": [["a"]]},
         *({}, "task.history_field='history': .*holds list, which is no list of messages"),
+    ),
+    "a history that is no JSON": (
+        LONG | {"instruction": "a", "output": "b", "history": "hello"},
+        *({"history_field": "history"}, "task.history_field='history': .*holds str, which is no list of messages"),
     ),
     "other keys": ({"messages": TALK}, {"messages_field": "messages"}, "a message without role"),
 }
