@@ -42,7 +42,7 @@ def evaluation_recipe(
     names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
     names += ("lr_scheduler_type", "lr_scheduler_kwargs")  # a schedule that follows validations would need some
     idle = {name: getattr(fresh, name) for name in names}
-    validations = dict.fromkeys(("best_metric", "every_steps", "patience"))
+    validations = dict.fromkeys(("best_metric", "every_steps", "at_start", "patience"))
     return recipe.with_(training={"extra": extra, **idle}, evaluation=validations)
 
 
