@@ -16,7 +16,7 @@ from ..recipes.row_words import PREDICTS, your_text
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
-from .answering import OF_SCORES, of_scores, piped
+from .answering import of_scores, piped
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
 from .class_labels import try_classes, with_class_notes
@@ -52,7 +52,6 @@ class LabelledTextTask(Objective, ABC):
 
     section = "task"
     auto_class = "AutoModelForSequenceClassification"
-    gives = OF_SCORES
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})
     words = replace(PREDICTS, hub_task="text-classification", example=your_text_or_pair)

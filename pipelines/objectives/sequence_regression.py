@@ -96,7 +96,6 @@ class SequenceRegression(LabelledTextTask):
     Settings = SequenceRegressionSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersTexts
     compares = asks_for = "numbers"
-    gives = ("prediction",)
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
 
