@@ -80,15 +80,15 @@ class Shown:
         return [*row] if self.columns is None else [name for name in self.columns if name in row]
 
     def answer(self, given: Answer) -> Answer:
+        if self.top is not None:
+            scores = given["scores"]
+            pairs = scores.items() if isinstance(scores, dict) else enumerate(scores)
+            best = sorted(pairs, key=lambda pair: -pair[1])[: self.top]
+            top = [{"answer": name, "score": score} for name, score in best]
+            given = {name: value for name, value in given.items() if name != "scores"} | {"top": top}
         if self.threshold is not None and not (given["score"] or 0) >= self.threshold:
             given = given | {"prediction": None, "reason": UNSURE}
-        if self.top is None:
-            return given
-        scores = given["scores"]
-        pairs = scores.items() if isinstance(scores, dict) else enumerate(scores)
-        best = sorted(pairs, key=lambda pair: -pair[1])[: self.top]
-        top = [{"answer": name, "score": score} for name, score in best]
-        return {name: value for name, value in given.items() if name != "scores"} | {"top": top}
+        return given
 
 
 @dataclass
