@@ -130,7 +130,7 @@ def on_data(recipe: Recipe, given: str) -> Recipe:
     return recipe.with_(name=name, data=data, evaluation={"metrics": metrics}, **task)
 
 
-def is_pairs(task: str | None, model: str, overrides: Sequence[str] = ()) -> bool:
+def is_pairs(task: str | None, model: str = "", overrides: Sequence[str] = ()) -> bool:
     """Whether TASK names minimal pairs: a YAML with a section minimal_pairs, shipped or not, or a file of them.
 
     A file is one of pairs where settings of theirs are given, its columns have their names, or `model` has no recipe.

@@ -211,7 +211,7 @@ def test_the_shipped_suite_and_its_mistakes(tmp_path, tiny_recipe, command, caps
 
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     pairs = write_lines(tmp_path / "pairs.jsonl", PAIRS)
-    assert is_pairs("blimp", "") and not is_pairs("sentences", "") and not is_pairs("quickstart", "")
+    assert is_pairs("blimp") and not is_pairs("sentences") and not is_pairs("quickstart")
     _, name, settings = pairs_request(str(tmp_path), "blimp", ["minimal_pairs.files=x.jsonl"], 10)
     assert (name, settings.files, settings.dataset, settings.max_pairs) == ("blimp", "x.jsonl", None, 10)
     for wrong, sentence in [
