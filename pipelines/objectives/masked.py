@@ -273,6 +273,7 @@ class Masked(TextObjective):
     """
 
     name = "masked"
+    gives = ("prediction", "scores")
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
     tokens = Tokens(

@@ -19,7 +19,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
-from .answering import by_length, count_cut
+from .answering import OF_SCORES, by_length, count_cut
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective, Planned
 from .class_scores import ClassScores
@@ -237,7 +237,7 @@ class MultipleChoice(Objective):
     Reads, Scores, Answers = ReadsChoices, ChoiceScores, AnswersChoices
     auto_class = AnswersChoices.head
     tokens = Tokens("cls_sep")
-    compares = "classes"
+    compares, gives = "classes", OF_SCORES
     default_metrics = ("accuracy",)
     words = replace(PREDICTS, hub_task="multiple-choice")
 

@@ -361,7 +361,7 @@ class QuestionAnswering(Objective):
     Reads, Learns, Scores, Answers = ReadsQuestions, LearnsSpans, SpanScores, AnswersQuestions
     auto_class = AnswersQuestions.head
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "eos"})  # a decoder's last token sees the whole window
-    compares = "answers"
+    compares, gives = "answers", ("prediction", "score", "start")
     default_metrics = ("answer_exact_match", "answer_f1")
     words = Words(
         row="window",

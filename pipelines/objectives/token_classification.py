@@ -346,7 +346,7 @@ class TokenClassification(Objective):
     Reads, Learns, Scores, Answers = ReadsTags, LearnsTags, TagScores, AnswersTags
     auto_class = AnswersTags.head
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"})
-    compares = "tags"
+    compares, gives = "tags", ("prediction", "scores")
     default_metrics = ("entity_f1", "tag_accuracy")
     taught = "tags"
     words = replace(

@@ -29,6 +29,7 @@ OWNED_ARGUMENTS = {
     argument: instead
     for instead, arguments in {
         "use evaluation.every_steps": ("eval_strategy", "evaluation_strategy", "eval_steps", "eval_delay"),
+        "use evaluation.at_start": ("eval_on_start",),
         "use evaluation.best_metric": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
         "use training.save_steps; checkpoints are always complete": ("save_strategy", "save_only_model"),
         "use training.logging_steps": ("logging_strategy",),

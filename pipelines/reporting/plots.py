@@ -44,7 +44,7 @@ def check_by_position(asked_by: str, recipe: Recipe) -> None:
 
 @contextmanager
 def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2):
-    """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (a PNG).
+    """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (PNG or SVG).
 
     Raises UserError where matplotlib is not installed.
     """
@@ -59,7 +59,7 @@ def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2
         FigureCanvasAgg(picture)
         yield picture.subplots(1, columns)
         with replaced_file(path) as temporary:
-            picture.savefig(temporary, format="png")
+            picture.savefig(temporary, format=path.suffix[1:])
 
 
 def plot_attention(weights, queries: list[str], keys: list[str], title: str, path: Path) -> None:

@@ -117,7 +117,7 @@ def test_what_may_change_between_a_run_and_its_resumption_holds_in_what_follows(
     recipe = task_recipe(tmp_path, "sequence_classification", training=steady, evaluation=evaluation)
     assert command("train", recipe, "training.logging_steps=2") == 0
     changed = ["training.save_steps=4", "training.logging_steps=1", "evaluation.every_steps=2"]
-    changed += ["training.eval_on_start=true"]  # the run has been measured at its start
+    changed += ["evaluation.at_start=true"]  # the run has been measured at its start
     changed += ["evaluation.best_metric=accuracy", "evaluation.patience=50", "training.max_steps=14"]
     assert command("train", recipe, *changed) == 0
     facts = facts_of(tmp_path / "run")
