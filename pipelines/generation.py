@@ -155,8 +155,7 @@ def continue_text(
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
         chat: the prompt is a question, put by the tokenizer's chat template; only the answer is returned.
-        history: messages {role, content} before the question, the first of which may be a system message.
-        tools: what the model may call in its answer, as chat templates take them: {type, function: {name, ...}}.
+        history, tools: messages before the question, such as of the system, and what may be called in the answer.
 
     Raises:
         UserError: a prompt that is empty or too long for the model, or tools that its chat template does not write.
@@ -183,8 +182,7 @@ def continue_text(
     text = tokenizer.decode(output, skip_special_tokens=True)
     if answers or text.startswith(prompt):
         return text
-    read = tokenizer.decode(output[:length], skip_special_tokens=True)  # the prompt, its case or spaces changed
-    if text.startswith(read):
+    if text.startswith(read := tokenizer.decode(output[:length], skip_special_tokens=True)):  # case, spaces changed
         return prompt + text[len(read) :]
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
 
