@@ -183,8 +183,7 @@ def continue_text(
     text = tokenizer.decode(output, skip_special_tokens=True)
     if answers or text.startswith(prompt):
         return text
-    read = tokenizer.decode(output[:length], skip_special_tokens=True)  # the prompt, its case or spaces changed
-    if text.startswith(read):
+    if text.startswith(read := tokenizer.decode(output[:length], skip_special_tokens=True)):  # case, spaces changed
         return prompt + text[len(read) :]
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
 
