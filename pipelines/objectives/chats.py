@@ -128,8 +128,8 @@ class ReadsChats(Reads):
         columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
         section = self.settings
         of_rows = [section.max_length, section.system, data.tokenizer.chat_template, list(columns)]
-        if section.learns != "answers" or self._turns == "apart":
-            of_rows += [section.learns, self._turns]
+        chosen = [section.learns, getattr(section, "turns", "auto")]
+        of_rows += chosen if chosen != ["answers", "auto"] else []
         rows = stored(self, data, source, cache, columns, of_rows, kind=[self.objective.name])
         if not len(rows):
             raise UserError(
