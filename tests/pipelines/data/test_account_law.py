@@ -531,7 +531,8 @@ def test_whatever_changes_in_a_row_to_be_answered_shows(model, what, tmp_path, s
             path.write_bytes(CHANGES_OF_FILES[what](path.read_text(encoding="utf-8")))
         prediction = prepare_prediction(str(shared / model), str(path))
         asked = [prediction.asked(place, row) for place, row in prediction.rows]
-        return asked, prediction.empty, prediction.account.to_json()
+        reasons = [str(one) if isinstance(one, UserError) else one for one in asked]
+        return reasons, prediction.account.to_json()
 
     assert shows(tmp_path, make, model)
 
