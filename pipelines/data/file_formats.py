@@ -454,7 +454,7 @@ class Excel(FileFormat):
         names = limits.column_names and [*limits.column_names]
         with self._open(field, path) as book:
             sheets = {sheet.title: sheet for sheet in book.worksheets}
-            title = limits.sheet or next(iter(sheets))
+            title = limits.sheet or contents.value(path, "sheets by rows", self._sheets)[0]
             if title not in sheets:
                 raise UserError(f"data.sheet={title!r}: {path} has no such sheet{did_you_mean(title, sheets)}")
             sheets[title].reset_dimensions()  # those that other programs write are often wrong
@@ -470,17 +470,19 @@ class Excel(FileFormat):
                     yield number, dict(zip_longest(names, values))
 
     def found(self, path, limits):
-        names = contents.value(path, "sheets", self._sheets)
+        names = contents.value(path, "sheets by rows", self._sheets)
         return {"sheet": names[0]} if limits.sheet is None and len(names) > 1 else {}
 
     def like(self, path, limits, other):
         limits = replace(limits, column_names=other.column_names)
-        is_there = other.sheet in contents.value(path, "sheets", self._sheets)
+        is_there = other.sheet in contents.value(path, "sheets by rows", self._sheets)
         return replace(limits, sheet=other.sheet) if is_there else limits
 
     def _sheets(self, path: Path) -> list[str]:
+        """The names of the sheets, those first that have a row below the names."""
         with self._open("data.files", path) as book:
-            return [sheet.title for sheet in book.worksheets]
+            rows = {sheet.title: filter(any, sheet.iter_rows(values_only=True)) for sheet in book.worksheets}
+            return sorted(rows, key=lambda title: len(list(islice(rows[title], 2))) < 2)
 
     @staticmethod
     @contextmanager

@@ -21,7 +21,7 @@ from .reader import Reader, Row, View
 FOUND = {
     "encoding": ("{}, not UTF-8", WAY_OUT),
     "separator": ("values separated by {}s", "set data.separator"),
-    "sheet": ("the sheet {!r}, its first", "set data.sheet"),
+    "sheet": ("the sheet {!r}, its first with rows", "set data.sheet"),
 }
 
 

@@ -42,7 +42,7 @@ def open_reader(
     """The reader of what the section names for a split; None: it names nothing. without: files that globs leave out."""
     files, split_name = ("files", "split") if split == TRAIN else (f"{split}_files", f"{split}_split")
     if getattr(section, files):
-        if isinstance(view, ExampleView) and {*view.columns} in AS_TEXT_FILES:
+        if isinstance(view, ExampleView) and view.other is None and {*view.columns} in AS_TEXT_FILES:
             view.other = TextExample(view.columns)
         field, read = f"{view.where}.{files}", read_images if "image_field" in view.columns else FileReader
         return read(field, with_local_copies(getattr(section, files), field, cache_dir, without), view, without)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 from ..errors import UserError, did_you_mean, shown
 from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Document, Limits, Skipped, Source
-from .file_formats import FileFormat, is_unicode, with_class_names
+from .file_formats import FILE_FORMATS, FileFormat, is_unicode, with_class_names
 from .files import NOT_UTF8, WAY_OUT
 from .plain_text import PlainText
 
@@ -119,6 +119,11 @@ class ExampleView(View):
     """An example: its place, and its row with every column under its full name, or the error of one it cannot use."""
 
     names_classes = True
+
+    def __init__(self, columns: dict[str, str], limits: Limits, where: str = "data"):
+        super().__init__(columns, limits, where)
+        if limits.separator is not None:  # a text file is a table, too
+            self.other = FILE_FORMATS[".tsv"]
 
     def __call__(self, row: Row, field: str) -> Read:
         return row.place, self._values(row, field)

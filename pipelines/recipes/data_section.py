@@ -35,9 +35,10 @@ class SourceSection:
     text_field: str = doc("column or key that holds the text; doc.body.text: a key within keys", "text")
     encoding: str = doc("encoding of the files, such as cp1251; utf-8: also UTF-16 or cp1252, by their bytes", "utf-8")
     separator: Literal["comma", "semicolon", "tab", "bar"] | None = doc(
-        "what stands between the values of a .csv or .tsv table; null: found in each file's first rows"
+        "what stands between the values of a .csv or .tsv table, or of a table in a text file; null: found in each "
+        "table's first rows"
     )
-    sheet: str | None = doc("sheet of .xlsx files; null: the first")
+    sheet: str | None = doc("sheet of .xlsx files; null: the first that has rows")
     column_names: list[str] | None = doc(
         "names of the columns of .csv, .tsv and .xlsx files whose first line is a row already; null: it names them"
     )

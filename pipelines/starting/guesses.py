@@ -8,6 +8,7 @@ from typing import Any
 
 from ..objectives.chat_forms import recognise
 from ..objectives.label_writing import groups_alike
+from ..objectives.messages import TOOLS
 from ..plugins import METRICS
 from .what_columns_hold import Column, Table, hints
 
@@ -166,7 +167,7 @@ def chats(table: Table) -> Iterator[Guess]:
         answer = table.columns.get(str(form.settings.get("answer_field", "output")))
         score = {"alpaca": 0.9, "prompt_completion": 0.87}.get(form.name, 0.97)
         score = 0.55 if answer is not None and answer.is_class else score
-        named = tuple(name for name in form.settings.values() if name in table.columns)
+        named = tuple(name for name in (*form.settings.values(), TOOLS) if name in table.columns)
         yield Guess(form.task, score, form.words(), dict(form.settings), named)
 
 
@@ -178,7 +179,7 @@ def choices(table: Table) -> Iterator[Guess]:
     found: list[tuple[Any, int]] = [(names, len(names)) for stem, names in stems.items() if len(names) > 1 + (not stem)]
     for column in table.columns.values():
         sizes = {len(value) for value in column.lists if re.search("choice|option|ending", column.name, re.IGNORECASE)}
-        found += [(column.name, *sizes)] if len(sizes) == 1 and column.words > 1 else []
+        found += [(column.name, *sizes)] if len(sizes) == 1 and max(map(len, column.counts)) > 2 else []  # no letters
     for these, size in found:
         texts = [column for column in texts_of(table) if column.name not in these][:2]
         texts = sorted(texts, key=lambda column: (not column.hint("questions"), column.words))
@@ -206,7 +207,8 @@ def labelled(table: Table) -> Iterator[Guess]:
         low, high = min(label.numbers), max(label.numbers)
         words = f"from {low:g} to {high:g}"
         reason = f"{label.name!r} holds numbers {words}, one for each {noun}"
-        score = 0.48 + 0.12 * label.hint("labels") - 0.12 * label.is_class
+        is_measured = 0.1 * (not label.are_whole and not label.is_class)  # with decimals
+        score = 0.48 + 0.12 * label.hint("labels") - 0.12 * label.is_class + is_measured
         own = settings | {"label_field": label.name}
         if pair and low < high and pair[0].language == pair[1].language:
             own_range = own | {"label_range": [min(0, round(low)), round(high + 0.49)]}
@@ -242,8 +244,10 @@ def pairs(table: Table) -> Iterator[Guess]:
         yield Guess("sentence_similarity", 0.88 if seeking else 0.6, reason, settings, reads, words)
     if len(texts) < 2:
         return
-    one, other = sorted(texts[:2], key=list(table.columns.values()).index)  # as they stand: en, de
-    if one.language and other.language and one.language != other.language:
+    first = {column.language: column for column in table.columns.values() if column in texts}  # as they stand: en, de
+    first.pop(None, None)
+    if len(first) == 2:
+        one, other = first.values()
         reason = f"{one.name!r} is in one language ({one.language}) and {other.name!r} in another ({other.language})"
         settings = {"source_field": one.name, "target_field": other.name}
         yield Guess("translation", 0.6 if has_label else 0.9, reason, settings, (one.name,), writes=other.name)

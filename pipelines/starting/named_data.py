@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..data.documents import Document, Limits
-from ..data.file_formats import FILE_FORMATS, format_of
+from ..data.file_formats import FILE_FORMATS, Excel, Separated, format_of
 from ..data.file_reader import FileReader
+from ..data.files import open_file
 from ..data.hub_reader import HubReader
 from ..data.image_files import is_image_file
 from ..data.opening import open_reader
@@ -39,10 +40,18 @@ class NamedData:
             self.section = self._of_folder(path)
         elif path.exists() or not HUB_NAME.fullmatch(name) or format_of(path) or path.suffix in TEXT:
             (found,) = find_files("FILE", name)
-            self.is_text, self.is_images = format_of(found) is None, is_image_file(found)
-            self.section = {"files": name}
+            is_table = found.suffix in TEXT and separator_in(found) is not None
+            self.is_text, self.is_images = format_of(found) is None and not is_table, is_image_file(found)
+            self.section = {"files": name} | ({"separator": separator_in(found)} if is_table else {})
         else:
             self.section = {"dataset": name} | self._splits_on_the_hub(name)
+
+    @property
+    def names_columns_by_a_line(self) -> bool:
+        """Whether they are a table whose first line may hold names or values."""
+        files = self.section.get("files")
+        kind = format_of(Path(files)) if isinstance(files, str) else None
+        return isinstance(kind, Separated | Excel) or "separator" in self.section
 
     def _of_folder(self, folder: Path) -> dict[str, Any]:
         there = [path for path in sorted(folder.rglob("*")) if path.is_file() and "/." not in f"/{path}"]
@@ -130,8 +139,16 @@ def columns_of(reader: HubReader | FileReader) -> dict[str, str]:
     if isinstance(reader, HubReader):
         names = reader.table.column_names
     else:
-        names = format_of(reader.paths[0]).columns(reader.field, reader.paths[0]) or []
+        names = (format_of(reader.paths[0]) or reader.view.other).columns(reader.field, reader.paths[0]) or []
     return {f"column.{number}": name for number, name in enumerate(names) if name.rpartition(".")[0] not in names}
+
+
+def separator_in(path: Path) -> str | None:
+    """The name of what separates values in each line of a text file, as many times; None: it is no table."""
+    with open_file(path, Limits.of(DataSection()).encoding) as stream:
+        lines = [line.decode("utf-8", "replace") for line in islice(stream, FIRST_TEXTS) if line.strip()]
+    numbers = {line.count("\t") for line in lines}
+    return "tab" if len(lines) > 1 and len(numbers) == 1 and numbers != {0} else None
 
 
 def split_of(path: Path) -> str | None:

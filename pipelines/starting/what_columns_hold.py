@@ -67,7 +67,9 @@ class Column:
     def parts(self) -> tuple[set[str], str | None]:
         """(classes of which each value has several, the name of the sign between them in a text; None: in lists)."""
         if self.lists:
-            return ({*self.counts} if 2 * len(self.counts) <= sum(self.counts.values()) + 2 else set()), None
+            comes_again = 1 < len(self.counts) <= sum(self.counts.values()) / 2 + 1
+            are_sets = all(len(value) == len({*map(str, value)}) for value in self.lists)  # else of several people
+            return ({*self.counts} if comes_again and are_sets else set()), None
         for name, sign in SIGNS.items():
             cells = [[part.strip() for part in text.split(sign)] for text in self.texts]
             parts = {part for cell in cells for part in cell}
@@ -150,6 +152,20 @@ class Table:
             raise fault or UserError(f"{name} holds no row")
         names = dict.fromkeys(name for row in self.rows[:200] for name in names_of(row))
         self.columns = {name: Column(name, [value_of(row, name) for row in self.rows]) for name in names}
+
+    def names_of_values(self) -> list[str] | None:
+        """Names for the columns, where those that the data give are values of a row; None: they are names."""
+        columns = list(self.columns.values())
+        prose = [column for column in columns if column.is_prose]
+        is_class_named = any(column.is_class and column.name in column.counts for column in columns)
+        if not is_class_named and not (prose and all(len(column.name.split()) > 3 for column in prose)):
+            return None
+        names: list[str] = []
+        for column in columns:
+            kind = "label" if column.is_class else "text" if prose == [column] else "column"
+            name = column.language if column.is_prose and column.language else kind
+            names.append(name if name not in names else f"{name}_{len(names)}")
+        return names
 
     def content(self) -> list[Column]:
         return [column for column in self.columns.values() if not column.is_aside]

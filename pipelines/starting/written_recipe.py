@@ -14,6 +14,7 @@ from ..adapters import load_config
 from ..data.splits import VALIDATION, Split
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import np, torch
+from ..objectives.messages import TOOLS
 from ..objectives.reads import columns_of
 from ..open_tokenizer import open_tokenizer
 from ..plugins import OBJECTIVES
@@ -31,6 +32,7 @@ MANY = 5000  # rows of which the usual share is enough for validation
 MOST_ENTRIES = 8192  # of a new vocabulary
 FRESH_STEPS, FRESH_EPOCHS = 600, 30  # of weights from nothing: at least so many steps, and at most so many passes
 BYTES = 16  # of a weight with its gradient and AdamW's two states, in fp32
+CALLS = "'(tools|tool_calls|function_call)'"  # in the text of a row of chats
 EQUAL = 0.03  # difference of scores
 WIDTH = 120
 
@@ -45,6 +47,9 @@ def start(name: str, task: str | None = None, model: str | None = None) -> "Writ
         raise UserError(f"--task {task} is not known{did_you_mean(task, OBJECTIVES)}")
     data = NamedData(name)
     table = Table(data.rows(), name)
+    if data.names_columns_by_a_line and (names := table.names_of_values()):
+        data.section["column_names"] = names
+        table = Table(data.rows(), name)
     found = guesses(table)
     fitting = ", ".join(guess.task for guess in found)
     if not found:
@@ -99,13 +104,16 @@ class Written:
         known = {word for word, number in words.items() if number > 3}  # each is a token after merges of pairs
         size = min(MOST_ENTRIES, 256 + 8 * (len(known) // 8))
         section = {"type": "byte_bpe", "vocab_size": size} if len(known) > 16 else {"type": "char"}
+        if self.objective.continues_prompts and any(re.search(CALLS, str(row)) for row in self.table.rows[:200]):
+            section |= {"special_tokens": ["<|im_start|>", "<|im_end|>"], "chat_template": "chatml_tools"}
         return lambda text: sum(1 if word in known else len(word) + 1 for word in text.split()), section
 
     def _length_for(self, columns: tuple[str, ...]) -> tuple[int, str]:
         """(the most tokens that are read, quantiles in words)."""
         lengths = [self.count(text) for text in self._texts(columns)]
         half, most, longest = (int(np.quantile(lengths, share)) for share in (0.5, 0.95, 1.0))
-        needed = 1.05 * most + (24 if self.objective.continues_prompts else 2)  # what stands around a text
+        around = 24 + 256 * (TOOLS in columns) if self.objective.continues_prompts else 2
+        needed = 1.05 * most + around  # what stands around a text
         words = f"tokens: half of the texts {'' if self.is_known else 'about '}{half} or fewer, 95 % {most}"
         length = next((size for size in LENGTHS if size >= needed), LENGTHS[-1])
         most = self.config and most_positions(self.config)
@@ -126,6 +134,7 @@ class Written:
         words += f"; of no split: {', '.join(self.data.unused[:3])}" if self.data.unused else ""
         self.comments["data", next(iter(section))] = counted(number, "row") + words
         self.comments |= {("data", name): "found" for name in ("separator", "encoding", "sheet")}
+        self.comments["data", "column_names"] = "the first line reads as a row; delete this where it holds names"
         if self.learned != "task":
             return section
         if number < MANY and not any(name.startswith(VALIDATION) for name in section):
@@ -148,7 +157,13 @@ class Written:
         for name, columns in wanted.items():
             if name in known and name not in section and columns:
                 section[name], self.comments[self.learned, name] = self._length_for(columns)
-        return section | ({"sequence_length": 256} if "sequence_length" in known else {})
+        return section | ({"sequence_length": self._row_length()} if "sequence_length" in known else {})
+
+    def _row_length(self) -> int:
+        """Tokens of a row of a corpus: 256, or fewer where the corpus has hardly any such rows."""
+        texts = self._texts(self.guess.reads)
+        total = sum(map(self.count, texts)) * self.table.number / len(texts)
+        return next((size for size in (256, 128, 64) if total > 20 * size), 32)
 
     def _training(self) -> dict[str, Any]:
         name = re.sub(r"[^\w-]+", "_", Path(self.data.name).name.partition(".")[0]) or "data"
@@ -177,7 +192,7 @@ class Written:
 
         image = next(value for row in self.table.rows for value in row.values() if value is not None)
         path = Path((image.get("path") or "") if isinstance(image, dict) else image)
-        beside = path if path.exists() else Path(self.data.name).parent / path
+        beside = path if path.exists() else Path(self.data.section["files"]).parent / path
         with Image.open(BytesIO(image["bytes"]) if isinstance(image, dict) and image["bytes"] else beside) as opened:
             side, is_grey = min(opened.size), opened.mode in ("1", "L")
         patch = 4 if side <= 48 else 8

@@ -114,11 +114,11 @@ def workbook(path, **sheets):
 def test_a_sheet_of_a_workbook_is_a_table(tmp_path):
     rows = [["Größe, a", "one\ntwo", "x"], ["b; c", '"so"', "y"], ["d", "e", "x"]]
     tickets = [list(COLUMNS), rows[0], [None, None, None], *rows[1:], [None] * 5]
-    path = workbook(tmp_path / "a.xlsx", Tickets=tickets, Notes=[["a note"]])
+    path = workbook(tmp_path / "a.xlsx", Notes=[["a note"]], Tickets=tickets)
     expected = [dict(zip(COLUMNS, row)) for row in rows]
     assert rows_of(path) == (
         expected,
-        ["read as the sheet 'Tickets', its first: a.xlsx; if that is wrong, set data.sheet"],
+        ["read as the sheet 'Tickets', its first with rows: a.xlsx; if that is wrong, set data.sheet"],
     )
     assert rows_of(path, sheet="Tickets") == (expected, [])
     with pytest.raises(UserError, match=r"data\.sheet='Tikets': .* has no such sheet; did you mean Tickets\?"):
