@@ -30,7 +30,12 @@ TASKS = {
     "a folder of images": "image_classification",
 }
 # A model of chats that trains in a second, where none is at hand to begin from.
-SMALL = ("model.num_hidden_layers=1", "model.hidden_size=32", "model.num_attention_heads=2")
+SMALL = (
+    "model.num_hidden_layers=1",
+    "model.hidden_size=32",
+    "model.num_attention_heads=2",
+    "model.num_key_value_heads=1",
+)
 CITIES = ("Lisbon", "Oslo", "Lyon", "Graz", "Turin", "Leeds", "Porto", "Bonn")
 MONTHS = ("January", "February", "March", "April", "May", "June", "July", "August")
 WEATHER = (("sunny", "sonnig"), ("windy", "windig"), ("cold", "kalt"), ("wet", "nass"), ("mild", "mild"))
