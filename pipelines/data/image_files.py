@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import UserError
 from ..storage.contents import content_hash, contents
 from ..words import counted
-from .account import Account
 from .file_formats import FileFormat
 from .file_reader import FileReader
 from .files import readable
@@ -27,6 +26,8 @@ def is_image_file(path: Path) -> bool:
 
 class ImageFile(FileFormat):
     """An image file as a row: its path and, as its class, the name of the folder it lies in."""
+
+    is_compressed = True
 
     def __init__(self, columns: dict[str, str]):
         self.named = columns
@@ -70,9 +71,6 @@ class ImageFiles(FileReader):
                 files.append([path.parent.name, path.name, content_hash(path)])
         return {"images": files, "columns": self.columns}
 
-    def account(self) -> Account:
-        return Account()  # an image has no encoding
-
     def class_names(self, column: str) -> list[str] | None:
         return sorted({path.parent.name for path in self.paths})
 
@@ -83,7 +81,7 @@ class ImageTable(FileReader):
     def identity(self) -> Any:
         """The identity of the tables and, where an image is a path, of all images that are files."""
         identity, column = super().identity(), self.columns.get("image_field")  # None where labels alone are read
-        what = f"images of {column} {self.limits.encoding}"
+        what = f"images of {column} {self.limits.of_files()}"
         tables = [] if column is None else [contents.value(path, what, self._paths_in) for path in self.paths]
         hashes = [hash_of_image(image) for table in tables for image in table]
         return identity | {"image_files": hashes} if any(hashes) else identity

@@ -155,7 +155,7 @@ class _Opener:
         """The source that the section names for a split; None: it names none. without: files that globs leave out."""
         if section.source and split == "train":
             return SOURCES[section.source](self.limits, where)
-        limits = replace(self.limits, encoding=section.encoding)
+        limits = Limits.of(self.data, section)
         view = TextView(section.text_field, limits, where, section.document)
         return open_reader(section, split, view, self.data.cache_dir, without, self.data.streaming)
 
@@ -207,7 +207,8 @@ def open_examples(data: DataSection, columns: dict[str, str], classes: str | Non
         if kept_value(examples.identity, lambda examples=examples: next(examples.numbered(), None) is None):
             field = "test_fraction" if split == "test" else "validation_fraction"
             reason = f" (data.{field}={getattr(data, field)} leaves none)" if is_part else ""
-            raise UserError(f"data: {source.name} holds no example for {split}{reason}")
+            way_out = "" if is_part and split != TRAIN else source.none_usable()
+            raise UserError(f"data: {source.name} holds no example for {split}{reason}{way_out}")
     return splits
 
 

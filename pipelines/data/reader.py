@@ -141,7 +141,7 @@ class ExampleView(View):
         return values | cells
 
     def identity(self) -> dict[str, Any]:
-        return super().identity() | ({} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding})
+        return super().identity() | self.limits.of_files()
 
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         check_some(self(row, field) for row in rows)
@@ -192,6 +192,10 @@ class Reader(Source):
     def only(self, *columns: str | None) -> "Reader":
         """The same rows with these columns alone; the others need not be read."""
         return self.seeing(self.view.only(*columns))
+
+    def none_usable(self) -> str:
+        """What to add to an error where no row can be used: the settings that may be wrong."""
+        return ""
 
     def named(self) -> list[dict[str, list[str]]]:
         """For each file {column: names of its classes}, where the data itself carries them (`datasets.ClassLabel`)."""

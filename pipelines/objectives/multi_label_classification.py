@@ -20,6 +20,7 @@ from .class_labels import (
 )
 from .class_scores import ClassScores, Judged
 from .label_values import held
+from .label_writing import SIGNS, Cell, list_of, parts_of, sign_in
 from .labelled_texts import (
     AnswersTexts,
     LabelledTextSettings,
@@ -36,7 +37,9 @@ IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi
 
 @dataclass
 class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings):
-    label_field: str = doc("column that holds the list of classes, numbers or names", "labels")
+    label_field: str = doc(
+        "column that holds the list of classes, numbers or names; in a text as JSON, or between ; | or commas", "labels"
+    )
     labels_are: Literal["classes", "multi_hot"] = doc(
         "what a list holds: classes: those that the text has, [1, 3]; multi_hot: a 0 or 1 for each of label_names, "
         "[0, 1, 0, 1]",
@@ -60,8 +63,9 @@ class LabelSets(ClassLabels):
     def of(self, row: dict, place: str, account: Account | None = None) -> list[int]:
         """A 0 or 1 for each class. Raises UserError for a class named twice, as in a multi-hot list read as classes."""
         value = row[self.column]
-        numbers = [self.number(one, where, account) for where, one in self.classes_in(value, place)]
-        if len(set(numbers)) < len(numbers):
+        classes = [one for pair in self.classes_in(value, place) for one in self._parted(*pair, account)]
+        numbers = [self.number(one, where, account) for where, one in classes]
+        if len(set(numbers)) < len(numbers) and not self.classes.meaning.identity():
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise UserError(
                 f"{self.classes.field}: {place} holds {show(value)}, which names the class {self.names[twice]!r} "
@@ -69,8 +73,18 @@ class LabelSets(ClassLabels):
             )
         return [int(number in numbers) for number in range(len(self.names))]
 
+    def _parted(self, place: str, value: Any, account: Account | None) -> list[tuple[str, Any]]:
+        """(place, class) of a value; of a Cell that is no class those that its surest sign separates."""
+        if not isinstance(value, Cell) or self.classes.has(value):
+            return [(place, value)]
+        sign = sign_in([value])
+        if sign is not None and account is not None:
+            hint = "task.label_names keeps names whole"
+            account.read_as("label", "", f"read as several, between {SIGNS[sign]}", hint=hint)
+        return [(place, part) for part in parts_of({value: 1})]
+
     def identity(self) -> list[str]:
-        return ["multi_hot" if self.is_multi_hot else "several", *self.names]
+        return ["multi_hot" if self.is_multi_hot else "several", *super().identity()]
 
     def facts(self, labels: list[list[int]]) -> dict[str, Any]:
         return {"labels": dict(zip(self.names, map(sum, zip(*labels))))}
@@ -163,6 +177,7 @@ class MultiLabelClassification(LabelledTextTask):
 
     def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
         _, field = label_column(self.settings)
+        value = list_of(value) if isinstance(value, str) else value
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no list of classes ([] is none)")
         if self.settings.is_multi_hot:
