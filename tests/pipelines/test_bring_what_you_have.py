@@ -15,11 +15,8 @@ from task_data import on_rows, write_lines
 ROOT = Path(__file__).resolve().parents[2]
 INSTRUCTIONS = (ROOT / "docs" / "learning" / "instructions.md").read_text(encoding="utf-8")
 ERRORS = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
-FORM_ROWS = [
-    (name, line)
-    for name, block in re.findall(r"^\*\*(\w+)\*\*.*?^```json\n(.*?)^```", INSTRUCTIONS, re.M | re.S)
-    for line in block.splitlines()
-]
+FORM_ROWS = re.findall(r"^\| `(\w+)` \| [^|]+ \| `(\{.+\})` \|$", INSTRUCTIONS, re.M)
+FORM_ROWS += [("openai", line) for line in re.findall(r"^```json\n(.*)\n```", INSTRUCTIONS, re.M)]
 # Writes messages with the calls in them, and the tools, where there are any.
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
@@ -88,6 +85,7 @@ def test_the_picture_of_what_is_learned_is_what_rows_hold():
 # ---- errors
 
 TEXT = {"name": "sequence_classification", "max_length": 32}
+NUMBERS = {"name": "sequence_regression", "max_length": 32}
 CHAT = {"name": "instruction_tuning", "max_length": 64}
 TABLE = "text;label\nIt rains;wet\nIt shines;dry\n"
 ASKED = {"messages": [{"role": "user", "content": "Is it raining?"}, {"role": "assistant", "content": "No."}]}
@@ -95,10 +93,10 @@ CALL = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name
 CALLED = {"messages": [*ASKED["messages"][:1], CALL]}
 SAID = [
     ("no such column in", TABLE, TEXT | {"text_field": "txt"}, {}),
-    ("; no row can be used: try", "text\tlabel\nIt rains\n", TEXT, {"data": {"separator": "semicolon"}}),
+    ("no row can be used: try", "text\tlabel\nIt rains\n", TEXT, {"data": {"separator": "semicolon"}}),
     ("has no such sheet", "", TEXT, {"data": {"sheet": "March"}}),
-    ("; rename all but one", "text,text,label\na,b,c\n", TEXT, {}),
-    ("cannot be used; data.bad_rows=skip leaves", TABLE + ";wet\n;dry\n", TEXT, {}),
+    ("; set task.decimal_mark", "text;label\na;1,234\nb;2,345\n", NUMBERS, {}),
+    ("task.label_map: no label is", TABLE, TEXT | {"label_map": {"Wet": "rain"}}, {}),
     ("; likely is", [{"ask": "Is it raining?", "reply": "No."}], CHAT, {}),
     (", which alone is learned", [{"messages": ASKED["messages"][:1]}], CHAT, {}),
     ("does not write", [CALLED], CHAT, {}),
