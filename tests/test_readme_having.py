@@ -84,10 +84,10 @@ def write_what_one_has(folder: Path) -> None:
     scores = [(one[0], two, round(n * 5 / len(found), 2)) for n, (one, two) in enumerate(zip(found, other))]
     write_table(folder / "pairs.csv", ("sentence1", "sentence2", "score"), scores)
     write_table(folder / "captions.csv", ("en", "de"), [(text, german) for text, german, _ in found])
-    (folder / "texts").mkdir()
+    (folder / "pages").mkdir()
     for number in range(8):
         page = "\n".join(text for text, _, _ in found[number:] + found[:number])
-        (folder / "texts" / f"{number}.txt").write_text(page, encoding="utf-8")
+        (folder / "pages" / f"{number}.txt").write_text(page, encoding="utf-8")
     for color in ("red", "green"):
         (folder / "photos" / color).mkdir(parents=True)
         for number in range(8):
