@@ -177,15 +177,13 @@ class NotRun:
     check: Any
 
 
+HAVING = ("docs/data/", "tickets", "names", "questions", "chats", "preferences", "pairs", "captions", "pages", "photos")
 NOT_RUN = [
     NotRun("pip install uv && uv run ", "it makes an environment of its own; .ci/run does it", environment_is_declared),
     NotRun("uv run --extra docs ", "it serves; .ci/run and test_docs.py build the site", environment_is_declared),
     NotRun("uv run --extra notebooks ", "it serves; test_notebooks.py runs each", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
-    *(
-        NotRun(f"anyformer new {what}", "test_readme_having.py runs each on small files", arguments_parse)
-        for what in "docs/data/ tickets names questions chats preferences pairs captions pages/ photos/".split()
-    ),
+    *(NotRun(f"anyformer new {what}", "test_readme_having.py runs each", arguments_parse) for what in HAVING),
     NotRun("anyformer train recipe.yaml", "the recipe is what `new` writes; test_readme_having.py", is_of_the_verb),
     NotRun("anyformer predict runs/tickets ", "test_readme_having.py trains it", arguments_parse),
     NotRun("anyformer evaluate MODEL ", "any model, the Hub; test_minimal_pairs.py has its own files", asks_for_pairs),
