@@ -29,7 +29,7 @@ SENTENCES = {
     (LEFT_OUT, "document"): Sentence("{all} skipped: {each}", "{number} {why}"),
     (LEFT_OUT, "source document"): Sentence("no example was made of {all} ({why})", ""),
     (NOTED, ""): Sentence("{why}", ""),
-    (READ_AS, "file"): Sentence("read as {why}, not UTF-8: {each}", "{name}", shown=1),
+    (READ_AS, "file"): Sentence("read as {why}: {each}", "{name}", shown=1),
     (LEFT_OUT, "row"): Sentence("{all} left out (data.bad_rows=skip): {each}", "{number} {why}", "; "),
     (READ_AS, "control token"): Sentence(
         "control tokens written in the texts are read as {why}: {each}", "{name} ({number} times)", shown=1000

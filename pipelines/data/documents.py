@@ -7,6 +7,7 @@ from itertools import count, islice
 from types import MappingProxyType
 from typing import Any, Self
 
+from ..recipes.data_section import OF_FILES, SourceSection
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.contents import States, hashed_files
@@ -43,20 +44,28 @@ UTF8 = "utf-8"
 class Limits:
     """Most bytes of a document and of a line, in UTF-8, so that a broken one does not fill the memory.
 
-    encoding: of files, a name of Python's codecs.
+    encoding, separator, sheet: how files are read, as the settings of the data section.
     """
 
     document_bytes: int
     line_bytes: int
     encoding: str = UTF8
+    separator: str | None = None
+    sheet: str | None = None
 
     @classmethod
-    def of(cls, data: DataSection) -> Self:
-        return cls(data.max_document_bytes, data.max_line_bytes, data.encoding)
+    def of(cls, data: DataSection, source: SourceSection | None = None) -> Self:
+        """source: the section of its mixture that names the files."""
+        of_files = (getattr(source or data, name) for name in OF_FILES)
+        return cls(data.max_document_bytes, data.max_line_bytes, *of_files)
+
+    def of_files(self) -> dict[str, str]:
+        """How files are read, where the recipe says it."""
+        return {name: value for name in OF_FILES if (value := getattr(self, name)) not in (UTF8, None)}
 
     def identity(self) -> dict[str, Any]:
         """Part of the fingerprint of the data."""
-        return {name: value for name, value in vars(self).items() if (name, value) != ("encoding", UTF8)}
+        return {"document_bytes": self.document_bytes, "line_bytes": self.line_bytes} | self.of_files()
 
     def reason_to_skip(self, text: str) -> str | None:
         if not text or text.isspace():

@@ -17,15 +17,20 @@ import csv
 import io
 import json
 import re
+import warnings
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, first_line
+from ..errors import UserError, did_you_mean, first_line, need_package
 from ..lazy import datasets, pyarrow
+from ..storage.contents import contents
 from ..storage.packed_files import open_packed, packing_of, unpacked_name
 from .cells import cell
 from .documents import UTF8, Limits
@@ -72,6 +77,16 @@ class FileFormat(ABC):
     def class_names(self, field: str, path: Path, column: str) -> list[str] | None:
         """Names of the classes, where the file carries them (`datasets.ClassLabel`)."""
         return None
+
+    def found(self, path: Path, limits: Limits) -> dict[str, str]:
+        """{setting of the data section: value} of how a file is read, where neither `limits` nor the format says it."""
+        encoding = None if self.is_compressed or limits.encoding != UTF8 else encoding_of(path)
+        return {} if encoding in (None, UTF8) else {"encoding": encoding}
+
+    def like(self, path: Path, limits: Limits, other: Limits) -> Limits:
+        """The limits, with what those of other files say where the file itself does not tell otherwise."""
+        is_told = other.encoding == UTF8 or self.is_compressed or encoding_of(path) not in (None, "cp1252")
+        return limits if is_told else replace(limits, encoding=other.encoding)
 
 
 def names_of_classes(features: dict[str, Any], column: str) -> list[str] | None:
@@ -141,16 +156,6 @@ def check_opens(field: str, path: Path) -> None:
         open_packed(path).close()
 
 
-def encodings_in(field: str, paths: list[Path], limits: Limits) -> dict[Path, str]:
-    """{file: its encoding} of the text files whose encoding the recipe leaves open, and which are not in UTF-8."""
-    found = {}
-    for path in paths if limits.encoding == UTF8 else ():
-        with readable(field, path):
-            if not getattr(format_of(path), "is_compressed", False) and encoding_of(path) not in (None, UTF8):
-                found[path] = encoding_of(path)
-    return found
-
-
 @register_file_format(".jsonl", ".ndjson")
 class JsonLines(FileFormat):
     """One JSON object in each line."""
@@ -216,34 +221,61 @@ class JsonArray(FileFormat):
             place = _SPACE.match(text, place).end()
 
 
+SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}  # by their names in recipes
+_SAMPLE = 2**18  # bytes of a table in which its separator is found
+_FIRST = 100  # rows of it
+
+
 class Separated(FileFormat):
-    """A table as text: the first line names the columns, a quoted value may hold separators and line breaks."""
+    """A table as text: the first line names the columns, a quoted value may hold separators and line breaks.
+
+    usual: the name of the separator by which such files' names are known. A line `sep=;`, as Excel reads it, comes
+    before the names.
+    """
 
     counts = "line"
     has_own_paths = True
-    delimiter: str
+    usual: str
+
+    def separator(self, path: Path, limits: Limits, usual: str | None = None) -> str:
+        """The name of a file's separator: as the recipe says, or as it is found beside the `usual` one."""
+        usual = usual or self.usual
+        what, find = f"separator: {limits.encoding} {usual}", partial(_found_separator, limits.encoding, usual)
+        return limits.separator or contents.value(path, what, find)
+
+    def found(self, path, limits):
+        separator = self.separator(path, limits)
+        is_usual = separator in (limits.separator, self.usual)
+        return super().found(path, limits) | ({} if is_usual else {"separator": separator})
+
+    def like(self, path, limits, other):
+        limits = super().like(path, limits, other)
+        return replace(limits, separator=other.separator and self.separator(path, limits, other.separator))
 
     def rows(self, field, path, columns, limits):
+        delimiter = SEPARATORS[self.separator(path, limits)]
         with open_file(path, limits.encoding) as stream:
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
             parts = iter(partial(self._part, lines, limits.document_bytes), "")
-            table = csv.reader(parts, delimiter=self.delimiter, strict=True)
+            table = csv.reader(parts, delimiter=delimiter, strict=True)
             names, line = None, 1
             try:
                 for values in table:
-                    if names is None:
+                    if not values or (names is None and delimiter.join(values).lower() == f"sep={delimiter}"):
+                        pass
+                    elif names is None:
                         names = values
-                        self._check_names(names, columns, field, path)
-                    elif values and len(values) != len(names):
+                        check_names_of_columns(names, columns, f"{field}: {path}, line {line}")
+                    elif len(values) != len(names):
                         holds = f"holds {len(values)} instead of {len(names)} values"
                         way_out = "a value with a separator in it needs quotes."
                         yield line, UserError(f"{field}: {path}, line {line} {holds}; {way_out}")
-                    elif values and self._are_several_rows(values):
+                    elif delimiter == "\t" and _are_several_rows(values):
                         goes_on = f"begins a row that its quotation marks end in line {table.line_num}, but by their "
                         goes_on += "tabs each of these lines is a row"
                         way_out = f"{QUOTES}; a row that has tabs and line ends in a value is read from a .csv"
                         yield line, UserError(f"{field}: {path}, line {line} {goes_on}; {way_out}")
-                    elif values:
+                    else:
                         yield line, dict(zip(names, values)) if is_unicode("".join(values)) else "non_utf8"
                     line = table.line_num + 1
             except csv.Error as error:
@@ -258,24 +290,43 @@ class Separated(FileFormat):
         csv.field_size_limit(max(2**17, document_bytes))  # csv's own limit, or more
         return lines.readline(2 * document_bytes + 2**20)
 
-    def _are_several_rows(self, values: list[str]) -> bool:
-        """Whether each line of a row would be a whole row if quotation marks were letters, as in many .tsv files."""
-        return False
 
-    def _check_names(self, names: list[str], columns: list[str], field: str, path: Path) -> None:
-        """Raise UserError for a first line in another encoding, with other separators, or with a column twice."""
-        where = f"{field}: {path}"
-        if not is_unicode("".join(names)):
-            raise UserError(f"{where}, line 1: not in its encoding; {WAY_OUT}")
-        twice = next((column for column in columns if names.count(column) > 1), None)
-        if twice is not None:
-            raise UserError(f"{where}, line 1 names {names.count(twice)} columns {twice!r}; rename all but one")
-        other = next((sign for sign in ";,\t|" if sign in names[0]), None) if len(names) == 1 else None
-        if other and names[0] not in columns:
-            raise UserError(
-                f"{where} separates values by {other!r} instead of {self.delimiter!r}; save it with commas as .csv, or "
-                f"with tabs as .tsv"
-            )
+def _found_separator(encoding: str, usual: str, path: Path) -> str:
+    """The usual separator, unless by another one more of the first rows have as many values as the names, several."""
+    with open_file(path, encoding) as stream:
+        text = stream.read(_SAMPLE).decode("utf-8", "replace")
+        is_whole = not stream.read(1)
+    named = re.match(r'"?sep=(.)"?[\r\n]', text, re.IGNORECASE)
+    shares = {name: _share_alike(text, sign, is_whole) for name, sign in SEPARATORS.items()}
+    said = [name for name, sign in SEPARATORS.items() if named and named[1] == sign]
+    others = [name for name, share in shares.items() if share > max(1 / 2, shares[usual])]
+    return next(iter(said), max(others, key=shares.__getitem__, default=usual))
+
+
+def _share_alike(text: str, sign: str, is_whole: bool) -> float:
+    """The share of a table's first rows that have as many values as there are names; 0 for one column."""
+    table, sizes = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True), []
+    try:
+        sizes = [len(values) for values in islice(filter(None, table), _FIRST + 1)]
+    except csv.Error:
+        return 0.0  # quotation marks are not as they would be
+    rows = sizes[1:] if is_whole or len(sizes) > _FIRST else sizes[1:-1]  # the last one is cut
+    return rows.count(sizes[0]) / len(rows) if rows and sizes[0] > 1 else 0.0
+
+
+def _are_several_rows(values: list[str]) -> bool:
+    """Whether each line of a row would be a whole row if quotation marks were letters, as in many .tsv files."""
+    lines = _LINE_END.split("\t".join(values))
+    return len(lines) > 1 < len(values) and all(line.count("\t") == len(values) - 1 for line in lines)
+
+
+def check_names_of_columns(names: list[str], columns: list[str], where: str) -> None:
+    """Raise UserError for names of columns in another encoding, and for one that is there twice."""
+    if not is_unicode("".join(names)):
+        raise UserError(f"{where}: not in its encoding; {WAY_OUT}")
+    twice = next((column for column in columns if names.count(column) > 1), None)
+    if twice is not None:
+        raise UserError(f"{where} names {names.count(twice)} columns {twice!r}; rename all but one")
 
 
 def is_unicode(text: str) -> bool:
@@ -289,20 +340,16 @@ def is_unicode(text: str) -> bool:
 
 @register_file_format(".csv")
 class CommaSeparated(Separated):
-    """Values separated by commas, as spreadsheets write them (RFC 4180)."""
+    """Values separated by commas, as spreadsheets write them (RFC 4180), or by what is found."""
 
-    delimiter = ","
+    usual = "comma"
 
 
 @register_file_format(".tsv")
 class TabSeparated(Separated):
-    """Values separated by tabs."""
+    """Values separated by tabs, or by what is found."""
 
-    delimiter = "\t"
-
-    def _are_several_rows(self, values):
-        lines = _LINE_END.split("\t".join(values))
-        return len(lines) > 1 < len(values) and all(line.count("\t") == len(values) - 1 for line in lines)
+    usual = "tab"
 
 
 @register_file_format(".conll")
@@ -384,3 +431,57 @@ class Parquet(FileFormat):
             return ParquetFile(path)
         except pyarrow.ArrowInvalid as error:
             raise UserError(f"{field}: {path} is not a Parquet file ({first_line(error).rstrip('.')}).") from None
+
+
+@register_file_format(".xlsx", ".xlsm")
+class Excel(FileFormat):
+    """A sheet of a workbook, of which a row without a value is none; the first row names the columns."""
+
+    is_compressed = True
+    has_own_paths = True
+
+    def rows(self, field, path, columns, limits):
+        names = None
+        with self._open(field, path) as book:
+            sheets = {sheet.title: sheet for sheet in book.worksheets}
+            title = limits.sheet or next(iter(sheets))
+            if title not in sheets:
+                raise UserError(f"data.sheet={title!r}: {path} has no such sheet{did_you_mean(title, sheets)}")
+            sheets[title].reset_dimensions()  # those that other programs write are often wrong
+            for number, cells in enumerate(sheets[title].iter_rows(values_only=True), start=1):
+                values = [value.isoformat() if hasattr(value, "isoformat") else value for value in cells]
+                if values.count(None) == len(values):
+                    continue
+                if names is None:
+                    names = ["" if value is None else str(value) for value in values]
+                    check_names_of_columns(names, columns, f"{field}: {path}, row {number}")
+                else:
+                    row = dict(zip_longest(names, values[: len(names)]))
+                    beyond = {f"column {at + 1}": values[at] for at in range(len(names), len(values))}
+                    yield number, row | {name: value for name, value in beyond.items() if value is not None}
+
+    def found(self, path, limits):
+        names = contents.value(path, "sheets", self._sheets)
+        return {"sheet": names[0]} if limits.sheet is None and len(names) > 1 else {}
+
+    def like(self, path, limits, other):
+        is_there = other.sheet in contents.value(path, "sheets", self._sheets)
+        return replace(limits, sheet=other.sheet) if is_there else limits
+
+    def _sheets(self, path: Path) -> list[str]:
+        with self._open("data.files", path) as book:
+            return [sheet.title for sheet in book.worksheets]
+
+    @staticmethod
+    @contextmanager
+    def _open(field: str, path: Path) -> Iterator[Any]:
+        need_package(f"{field}: {path}", "openpyxl", "excel")
+        import openpyxl
+
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of styles and rules, which are not read
+                book = openpyxl.load_workbook(path, read_only=True, data_only=True)
+        except (ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise UserError(f"{field}: {path} is not an Excel file ({first_line(error).rstrip('.')}).") from None
+        with closing(book):
+            yield book

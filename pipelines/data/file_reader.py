@@ -11,11 +11,18 @@ from ..storage.contents import contents
 from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, encodings_in, format_of
+from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
 from .plain_text import PlainText
 from .reader import Reader, Row, View
+
+# What is found of a file: in words, and what to do where it is wrong.
+FOUND = {
+    "encoding": ("{}, not UTF-8", WAY_OUT),
+    "separator": ("values separated by {}s", "set data.separator"),
+    "sheet": ("the sheet {!r}, its first", "set data.sheet"),
+}
 
 
 class FileReader(Reader):
@@ -51,7 +58,7 @@ class FileReader(Reader):
             self.check_opens(path)
 
     def check_opens(self, path: Path) -> None:
-        seen = f"{type(self.view).__name__} {self.columns} {self.limits.encoding}"
+        seen = f"{type(self.view).__name__} {self.columns} {self.limits.of_files()}"
         contents.value(path, f"opens: {seen}", self._opens)
 
     def _opens(self, path: Path) -> None:
@@ -120,15 +127,25 @@ class FileReader(Reader):
 
     def identity(self) -> Any:
         identity = {"files": file_identities(self.field, self.paths)} | super().identity()
+        found = [one for path in self.paths for one in self.found_in(path).items()]
+        encodings, separators = ([value for name, value in found if name == of] for of in ("encoding", "separator"))
         if isinstance(self.view.other, PlainText):
-            found = encodings_in(self.field, self.paths, self.limits)
-            identity |= {"document": self.view.other.document} | ({"encodings": [*found.values()]} if found else {})
-        return identity
+            identity |= {"document": self.view.other.document} | ({"encodings": encodings} if encodings else {})
+        return identity | ({"separators": separators} if separators else {})
+
+    def found_in(self, path: Path) -> dict[str, str]:
+        """{setting: value} of how a file is read, where neither the recipe nor its format says it."""
+        with readable(self.field, path):
+            return (format_of(path) or self.view.other).found(path, self.limits_of(path))
 
     def account(self) -> Account:
         account = Account()
-        for path, encoding in encodings_in(self.field, self.paths, self.limits).items():
-            account.read_as("file", path.name, encoding, hint=f"if that is wrong, {WAY_OUT}")
+        for path in self.paths:
+            found = self.found_in(path)
+            if found:
+                words = ", ".join(FOUND[name][0].format(value) for name, value in found.items())
+                ways_out = " and ".join(FOUND[name][1] for name in found)
+                account.read_as("file", path.name, words, hint=f"if that is wrong, {ways_out}")
         return account
 
     def named(self) -> list[dict[str, list[str]]]:

@@ -83,7 +83,7 @@ class ImageTable(FileReader):
     def identity(self) -> Any:
         """The identity of the tables and, where an image is a path, of all images that are files."""
         identity, column = super().identity(), self.columns.get("image_field")  # None where labels alone are read
-        what = f"images of {column} {self.limits.encoding}"
+        what = f"images of {column} {self.limits.of_files()}"
         tables = [] if column is None else [contents.value(path, what, self._paths_in) for path in self.paths]
         hashes = [hash_of_image(image) for table in tables for image in table]
         return identity | {"image_files": hashes} if any(hashes) else identity

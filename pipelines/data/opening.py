@@ -153,7 +153,7 @@ class _Opener:
         """The source that the section names for a split; None: it names none. without: files that globs leave out."""
         if section.source and split == "train":
             return SOURCES[section.source](self.limits, where)
-        limits = replace(self.limits, encoding=section.encoding)
+        limits = Limits.of(self.data, section)
         view = TextView(section.text_field, limits, where, section.document)
         return open_reader(section, split, view, self.data.cache_dir, without, self.data.streaming)
 

@@ -141,7 +141,7 @@ class ExampleView(View):
         return values | cells
 
     def identity(self) -> dict[str, Any]:
-        return super().identity() | ({} if self.limits.encoding == UTF8 else {"encoding": self.limits.encoding})
+        return super().identity() | self.limits.of_files()
 
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         check_some(self(row, field) for row in rows)

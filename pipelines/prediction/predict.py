@@ -169,7 +169,7 @@ def prepare_prediction(
     recipe = _recipe_of(str(model), trust_remote_code)
     named = Columns(columns or {})
     settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
-    rows = Unlabelled(given, recipe.data.encoding, [*settings, recipe.data.text_field, *named.renamed.values()])
+    rows = Unlabelled(given, recipe.data, [*settings, recipe.data.text_field, *named.renamed.values()])
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])

@@ -1,20 +1,17 @@
 """Rows without labels: from tables, image and text files, folders of such files, or Python objects."""
 
-import copy
 import glob
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..data.account import Account
 from ..data.cells import cell, cell_names
-from ..data.documents import UTF8, Limits
-from ..data.file_formats import FileFormat, check_opens
+from ..data.documents import Limits
+from ..data.file_formats import FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
-from ..data.files import NOT_UTF8, encoding_of, file_identities, open_file
+from ..data.files import NOT_UTF8, file_identities, open_file
 from ..data.image_files import is_image_file
 from ..data.reader import Row, View, all_unicode
 from ..errors import UserError, did_you_mean
@@ -28,6 +25,12 @@ FIELD = "FILE"  # what errors call the argument
 
 class WholeFile(FileFormat):
     """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
+
+    def found(self, path, limits):
+        return {} if is_image_file(path) else super().found(path, limits)
+
+    def like(self, path, limits, other):
+        return limits if is_image_file(path) else super().like(path, limits, other)
 
     def rows(self, field, path, columns, limits):
         if is_image_file(path):
@@ -65,13 +68,15 @@ class Unlabelled(FileReader):
     """Rows in a fixed order, from files or given in Python; rows from files have a column `file` beside their own.
 
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
-    file the column `image`, a text file `text`. encoding: of the training's files, and of a file that does not tell
-    another one. known: columns that the model may read. Raises UserError for a file that is missing or of an unknown
+    file the column `image`, a text file `text`. trained: the data section by which files are read that do not tell
+    otherwise. known: columns that the model may read. Raises UserError for a file that is missing or of an unknown
     format, and where there is no row.
     """
 
-    def __init__(self, given: str | Path | Iterable[Any], encoding: str = UTF8, known: Collection[str] = ()):
-        self.encoding, self.known = encoding, list(known)
+    def __init__(
+        self, given: str | Path | Iterable[Any], trained: DataSection | None = None, known: Collection[str] = ()
+    ):
+        self.trained, self.known = Limits.of(trained or DataSection()), list(known)
         given = [given] if isinstance(given, str | Path) else list(given)
         named = [str(one) for one in given if isinstance(one, str | Path)]
         self.mappings = [row for row in given if not isinstance(row, str | Path)]
@@ -105,21 +110,13 @@ class Unlabelled(FileReader):
         return kind.columns(FIELD, path) or self.known
 
     def limits_of(self, path: Path) -> Limits:
-        """With the training's encoding where the file itself tells none."""
-        told = self.encoding == UTF8 or is_image_file(path) or encoding_of(path) not in (None, "cp1252")
-        return self.limits if told else replace(self.limits, encoding=self.encoding)
-
-    def account(self) -> Account:
-        """Of the files that are read in another encoding than UTF-8 and the training's."""
-        tables = copy.copy(self)
-        tables.paths = [path for path in self.paths if not is_image_file(path) and self.limits_of(path) is self.limits]
-        return FileReader.account(tables)
+        return (format_of(path) or self.view.other).like(path, self.limits, self.trained)
 
     def identity(self) -> Any:
         """JSON that changes whenever the rows do, but for the content of images; of files it holds names and hashes."""
         rows = sha(json.loads(json.dumps(self.mappings, default=str)))
         files = file_identities(FIELD, [path for path in self.paths if not is_image_file(path)])
-        return [[str(path) for path in self.paths], files, self.encoding, rows]
+        return [[str(path) for path in self.paths], files, self.trained.of_files(), rows]
 
 
 def is_empty(cell: Any) -> bool:

@@ -10,6 +10,7 @@ from ..plugins import SOURCES
 from .introspection import check_beside, doc, show
 
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
+OF_FILES = ("encoding", "separator", "sheet")  # settings of how files are read
 BUFFERS_STREAMS = "is of data.streaming=true; stored data are shuffled as a whole, so remove it"
 BUFFERS_FILES = "reads several files at a time, so that max_documents has no first ones; remove one"
 
@@ -24,7 +25,8 @@ class SourceSection:
     )
     files: str | list[str] | None = doc(
         "files, globs allowed: .txt and other plain text, .jsonl, .json, .csv, .tsv (also .gz, .bz2, .xz, .zst), "
-        ".parquet; local, or URLs such as https://, s3://, gs:// and hf://, which are copied into the cache once"
+        ".parquet, .xlsx (needs anyformer[excel]); local, or URLs such as https://, s3://, gs:// and hf://, which are "
+        "copied into the cache once"
     )
     dataset: str | None = doc("a data set on the Hub, or a folder that load_dataset reads")
     config_name: str | None = doc("configuration of the Hub data set")
@@ -32,6 +34,10 @@ class SourceSection:
     split: str = doc("split of the Hub data set", "train")
     text_field: str = doc("column or key that holds the text; doc.body.text: a key within keys", "text")
     encoding: str = doc("encoding of the files, such as cp1251; utf-8: also UTF-16 or cp1252, by their bytes", "utf-8")
+    separator: Literal["comma", "semicolon", "tab", "bar"] | None = doc(
+        "what stands between the values of a .csv or .tsv table; null: found in each file's first rows"
+    )
+    sheet: str | None = doc("sheet of .xlsx files; null: the first")
     document: Literal["file", "line", "paragraph"] = doc("what one document is in a plain text file", "file")
     max_documents: int | None = doc("stop after this many documents", at_least=1)
 
@@ -176,7 +182,8 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
     files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
     of_hub = [name for name in ("config_name", "revision", "validation_split", "test_split") if hasattr(source, name)]
     rows = [(f"{name}=", source.dataset is None, f"has no effect without {path}.dataset") for name in of_hub]
-    check_beside(path, source, [*rows, ("encoding=", not any(files), f"has no effect without {path}.files")])
+    rows += [(f"{name}=", not any(files), f"has no effect without {path}.files") for name in OF_FILES]
+    check_beside(path, source, rows)
 
 
 def _check_validation(source: MixtureSource, path: str, data: DataSection) -> None:
