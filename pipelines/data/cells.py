@@ -10,11 +10,14 @@ class IfThere(str):
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
-    """The value of a column; dots in its name lead into nested dicts. Raises KeyError."""
+    """The value of a column; dots in its name lead into nested dicts, and into lists by numbers. Raises KeyError."""
     if name in row:
         return row[name]
     value: Any = row
     for key in name.split("."):
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = dict(enumerate(value))
+            key = int(key)
         if not isinstance(value, dict) or key not in value:
             if isinstance(name, IfThere):
                 return None

@@ -7,31 +7,28 @@ from itertools import combinations
 from typing import Any
 
 from ..objectives.chat_forms import recognise
-from .languages import language_of
-from .what_columns_hold import LABELS, TEXTS, Column, Table
+from .what_columns_hold import Column, Table, hints, language_of
 
 IMAGE = re.compile(r".*\.(png|jpe?g|bmp|gif|webp|tiff?)", re.IGNORECASE)
-# Columns whose names make them pairs of texts, whatever they hold.
-PAIRS = (("premise", "hypothesis"), ("question", "sentence"), ("src", "mt"), ("anchor", "positive"), ("text", "text_pair"))
-SEEKS, FOUND = ("anchor", "query", "question"), ("positive", "pos.0", "pos", "passage", "document")
-WRITTEN = ("summary", "highlights", "target", "headline", "output", "tgt", "abstract", "title", "answer", "corrected")
-CHOICE = re.compile(r"(.*(?:option|choice|ending|answer|candidate)[ _]?)?([a-eA-E]|\d)")
+CHOICE = re.compile(r"(.*(?:option|choice|ending|answer|candidate)[ _]?)?([a-e]|\d)", re.IGNORECASE)
+OF_CHOICES = re.compile(r"choice|option|ending", re.IGNORECASE)
+CLASSIFIES, SIMILAR = "sequence_classification", "sentence_similarity"
 
 
 @dataclass(frozen=True)
 class Guess:
     """A task, and why it may be meant.
 
-    settings: of its section; comments: on them. reads: the columns of which one text is made; writes: of the text that
-    is learned to be written. data, evaluation: settings of these sections.
+    settings: of its section; label: a comment on that of the label. reads: the columns of the text that is read;
+    writes: of the text that is learned to be written. data, evaluation: settings of these sections.
     """
 
     task: str
     score: float
     reason: str
     settings: dict[str, Any] = field(default_factory=dict)
-    comments: dict[str, str] = field(default_factory=dict)
     reads: tuple[str, ...] = ()
+    label: str = ""
     writes: str | None = None
     data: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
@@ -40,230 +37,50 @@ class Guess:
 def guesses(table: Table) -> list[Guess]:
     """The best guess for each task, the likeliest first."""
     found: dict[str, Guess] = {}
-    for guesser in GUESSERS:
-        for guess in guesser(table):
-            if guess.task not in found or guess.score > found[guess.task].score:
-                found[guess.task] = guess
+    for guess in (guess for guesser in GUESSERS for guess in guesser(table)):
+        if guess.task not in found or guess.score > found[guess.task].score:
+            found[guess.task] = guess
     return sorted(found.values(), key=lambda guess: -guess.score)
 
 
-def images(table: Table) -> Iterator[Guess]:
-    for column in table.columns.values():
-        is_image = [
-            value for value in column.filled if (isinstance(value, dict) and "bytes" in value) or is_image_path(value)
-        ]
-        if not is_image or not column.all_are(is_image):
-            continue
-        field = {} if column.name == "image" else {"image_field": column.name}
-        for label in classes_of(table, ()):
-            settings = field | {"label_field": label.name}
-            reason = f"{column.name!r} holds images, and {label.name!r} {len(label.counts)} classes of them"
-            yield Guess("image_classification", 0.98, reason, settings, {"label_field": of_counts(label)})
-        yield Guess("masked_image", 0.9, f"{column.name!r} holds images", field)
+# ---- columns by what they are for
 
 
-def is_image_path(value: Any) -> bool:
-    return isinstance(value, str) and IMAGE.fullmatch(value) is not None
-
-
-def tags(table: Table) -> Iterator[Guess]:
-    lists = [column for column in table.columns.values() if column.lists and column.all_are(column.lists)]
-    for words, of_words in ((a, b) for a in lists for b in lists if a is not b):
-        sizes = [(len(one), len(other)) for one, other in zip(words.lists, of_words.lists)]
-        if len(sizes) < len(words.lists) or any(one != other for one, other in sizes):
-            continue
-        if not isinstance(words.lists[0][0], str) or len(of_words.counts) > MOST_TAGS or words.name == of_words.name:
-            continue
-        marked = any(name[:2] in ("B-", "I-") for name in of_words.counts)
-        names = isinstance(of_words.lists[0][0], str)
-        if names and not marked and len(of_words.counts) >= len(words.counts):
-            continue
-        settings = {"tokens_field": words.name, "tags_field": of_words.name}
-        reason = f"each word in {words.name!r} has a tag in {of_words.name!r}"
-        score = 0.9 + 0.05 * marked + 0.02 * names + 0.01 * of_words.has_names
-        yield Guess("token_classification", score, reason, settings, {"tags_field": of_counts(of_words)}, (words.name,))
-
-
-MOST_TAGS = 100
-
-
-def spans(table: Table) -> Iterator[Guess]:
-    there = table.columns
-    question, context = (next((c for c in there.values() if c.hint((name,)) and c.texts), None) for name in ("question", "context|passage|paragraph"))
-    if question is None or context is None or question is context:
-        return
-    starts = next((name for name in there if re.search(r"answer.*start|start.*answer", name)), None)
-    answers = next((name for name in there if re.search(r"answers?[._]?text|^answers?$", name) and name != starts and not isinstance(there[name].filled[0], dict)), None)
-    if answers is None:
-        return
-    settings = {"question_field": question.name, "context_field": context.name}
-    if starts is not None:
-        settings |= {"answer_text_field": answers, "answer_start_field": starts}
-        settings |= {"no_answer": True} if there[answers].share < 1 else {}
-        reason = f"{starts!r} says where in {context.name!r} the answer begins"
-        yield Guess("question_answering", 0.97, reason, settings, {}, (question.name, context.name))
-    elif not there[answers].is_class:
-        source = f"question: {{{question.name}}} context: {{{context.name}}}"
-        reason = f"a question, a context and an answer, of which no column says where it begins in the context"
-        settings = {"source": source, "target_field": answers}
-        yield Guess("text_to_text", 0.9, reason, settings, {}, (question.name, context.name), answers)
-
-
-def chats(table: Table) -> Iterator[Guess]:
-    form = recognise(table.rows[:100])
-    if form is None:
-        return
-    score = {"preference": 0.97, "openai": 0.96, "sharegpt": 0.96, "alpaca": 0.9}.get(form.name, 0.8)
-    answer = table.columns.get(str(form.settings.get("answer_field", "output")))
-    if answer is not None and answer.is_class:
-        score = 0.55
-    names = [name for name in form.settings.values() if name is not None]
-    yield Guess(form.task, score, form.words(), dict(form.settings), {}, tuple(names))
-
-
-def choices(table: Table) -> Iterator[Guess]:
-    named = {name: match for name in table.columns if (match := CHOICE.fullmatch(name)) and table.columns[name].texts}
-    stems = {match[1] for match in named.values()}
-    lists = [c.name for c in table.content() if c.lists and c.all_are(c.lists) and c.hint(("choice|option|ending",))]
-    lists = [name for name in lists if len({len(value) for value in table.columns[name].lists}) == 1]
-    found = [*lists, *([name for name in named if named[name][1] == stem] for stem in stems)]
-    found = [one for one in found if isinstance(one, str) or len(one) > 2 or (len(one) == 2 and named[one[0]][1])]
-    for these in found:
-        size = len(these) if isinstance(these, list) else len(table.columns[these].lists[0])
-        letters = {chr(ord("A") + number) for number in range(size)}
-        for label in table.columns.values():
-            if label.name in these or not label.counts:
-                continue
-            values = {value.upper() for value in label.counts}
-            if values <= letters or values <= {str(number) for number in range(size)}:
-                texts = [c for c in prose_of(table) if c.name not in these and c is not label][:2]
-                if texts:
-                    fields = dict(zip(("question_field", "context_field"), (c.name for c in texts)))
-                    settings = {"context_field": None} | fields | {"choices_field": these, "label_field": label.name}
-                    reason = f"{label.name!r} says which of {size} choices is right"
-                    yield Guess("multiple_choice", 0.93, reason, settings, {}, tuple(c.name for c in texts))
-
-
-def prose_of(table: Table) -> list[Column]:
+def texts_of(table: Table) -> list[Column]:
     """The columns of texts, the likeliest first; where none has sentences, the one with most different values."""
     found = [column for column in table.columns.values() if column.is_prose]
-    others = [c for c in table.columns.values() if c.texts and c.all_are(c.texts) and not c.numbers and not c.is_aside]
+    others = [c for c in table.content() if c.texts and c.all_are(c.texts) and not c.numbers]
     found = found or sorted(others, key=lambda column: -column.different)[:1]
-    return sorted(found, key=lambda column: (-column.hint(TEXTS) - min(column.words, 200) / 40, column.name))
+    return sorted(found, key=lambda column: -column.hint("texts") - min(column.words, 200) / 40)
 
 
-def pair_of(texts: list[Column]) -> tuple[Column, Column] | None:
-    """Two columns that are a pair of equals by their names: sentence1 and sentence2, premise and hypothesis."""
-    for one, other in combinations(sorted(texts, key=lambda column: column.name), 2):
-        names = one.name.lower(), other.name.lower()
-        differing = [(a, b) for a, b in zip(*names) if a != b]
-        if len(names[0]) == len(names[1]) and differing in ([("1", "2")], [("a", "b")], [("0", "1")]):
-            return one, other
-    named = {column.name.lower(): column for column in texts}
-    return next(((named[a], named[b]) for a, b in PAIRS if a in named and b in named), None)
-
-
-def classes_of(table: Table, texts: tuple[str, ...]) -> list[Column]:
+def labels_of(table: Table, reads: tuple[str, ...] = ()) -> list[Column]:
     """The columns of classes, the likeliest first; names before the numbers that stand for them."""
-    found = [c for c in table.content() if c.is_class and c.name not in texts]
-    return sorted(found, key=lambda c: (-c.hint(LABELS), "." in c.name, c.name.count("_")))
+    found = [column for column in table.content() if column.is_class and column.name not in reads]
+    return sorted(found, key=lambda c: (-c.hint("labels"), "." in c.name, bool(c.numbers), c.name.count("_")))
+
+
+def pair_of(table: Table, named: str = "pairs") -> tuple[Column, Column] | None:
+    """Two columns of texts that are a pair by their names, such as sentence1 and sentence2, or those in names.yaml."""
+    texts = {column.name.lower(): column for column in table.columns.values() if column.is_prose}
+    for one, other in combinations(sorted(texts), 2) if named == "pairs" else ():
+        at = next((place for place, letters in enumerate(zip(one, other)) if len({*letters}) > 1), None)
+        if at is not None and one[:at] + one[at + 1 :] == other[:at] + other[at + 1 :] and one[at] in "a1l0":
+            alike = [name for name in texts if name[:at] + name[at + 1 :] == one[:at] + one[at + 1 :]]
+            if len(alike) == 2:
+                return texts[one], texts[other]
+    return next(((texts[a], texts[b]) for a, b in hints()[named] if a in texts and b in texts), None)
 
 
 def text_fields(table: Table) -> tuple[dict[str, Any], tuple[str, ...], tuple[Column, Column] | None]:
     """(settings of the texts that are read, their columns, the pair that they are)."""
-    texts = prose_of(table)
-    pair = pair_of(texts)
+    pair, texts = pair_of(table) or pair_of(table, "seeks"), texts_of(table)
     if pair is not None:
-        names = pair[0].name, pair[1].name
+        names = tuple(column.name for column in pair)
         return dict(zip(("text_field", "text_pair_field"), names)), names, pair
-    return ({"text_field": texts[0].name}, (texts[0].name,), None) if texts else ({}, (), None)
-
-
-def labelled(table: Table) -> Iterator[Guess]:
-    settings, reads, pair = text_fields(table)
-    if not reads:
-        return
-    noun = "pair of texts" if pair else "text"
-    for label in classes_of(table, reads):
-        reason = f"{label.name!r} holds {len(label.counts)} values that come again and again, and {reads[0]!r} texts"
-        score = 0.5 + 0.12 * label.hint(LABELS) + 0.1 * (pair is not None)
-        comments = {"label_field": of_counts(label)}
-        yield Guess("sequence_classification", score, reason, settings | {"label_field": label.name}, comments, reads)
-    for label in (c for c in table.content() if c.numbers and c.name not in reads and not c.has_names):
-        low, high = min(label.numbers), max(label.numbers)
-        reason = f"{label.name!r} holds numbers from {low:g} to {high:g}, one for each {noun}"
-        score = 0.45 + 0.12 * label.hint(LABELS) - 0.12 * label.is_class
-        own = settings | {"label_field": label.name}
-        comments = {"label_field": f"from {low:g} to {high:g}"}
-        if pair is not None and low < high and language_of(pair[0].texts) == language_of(pair[1].texts):
-            own_range = own | {"label_range": [nearest_round(low), nearest_round(high)]}
-            yield Guess("sentence_similarity", score + 0.15, reason, own_range, comments, reads)
-        yield Guess("sequence_regression", score + 0.1 * (pair is not None), reason, own, comments, reads)
-
-
-def several(table: Table) -> Iterator[Guess]:
-    settings, reads, _ = text_fields(table)
-    for label in table.content():
-        is_list = label.lists and label.all_are(label.lists)
-        if not reads or not is_list or not label.counts or 2 * len(label.counts) > sum(label.counts.values()) + 2:
-            continue
-        reason = f"{label.name!r} holds lists of {len(label.counts)} classes"
-        score = 0.7 + 0.08 * label.hint(LABELS)
-        comments = {"label_field": of_counts(label)}
-        yield Guess("multi_label_classification", score, reason, settings | {"label_field": label.name}, comments, reads)
-
-
-def pairs(table: Table) -> Iterator[Guess]:
-    """Two texts that belong together: translations, equals, or a text and what is made of it."""
-    texts = prose_of(table)
-    pair = pair_of(texts)
-    names = {column.name.lower(): column.name for column in texts}
-    seeks, found = (next((names[name] for name in of if name in names), None) for of in (SEEKS, FOUND))
-    if seeks and found:
-        pair = table.columns[seeks], table.columns[found]
-    if pair is not None:
-        settings = {"text_field": pair[0].name, "text_pair_field": pair[1].name, "label_field": None}
-        reason = f"{pair[0].name!r} and {pair[1].name!r} are texts that belong together"
-        score = 0.88 if seeks and found else 0.55
-        comments = {"label_field": "every pair is one of equals, the other texts of a batch are not"}
-        reads = (pair[0].name, pair[1].name)
-        yield Guess("sentence_similarity", score, reason, settings | {"loss": "in_batch_negatives"}, comments, reads)
-    if len(texts) < 2:
-        return
-    one, other = sorted(texts[:2], key=lambda c: (c.name.lower().rpartition(".")[2] in WRITTEN, -c.words))
-    order = list(table.columns)
-    languages = [language_of(column.texts) or column.name for column in (one, other)]
-    if order.index(other.name) < order.index(one.name) and other.name.lower() not in WRITTEN:
-        one, other = (other, one) if languages[0] != languages[1] else (one, other)
-    first, second = language_of(one.texts), language_of(other.texts)
-    if first and second and first != second:
-        settings = {"source_field": one.name, "target_field": other.name}
-        reason = f"{one.name!r} is in one language ({first}) and {other.name!r} in another ({second})"
-        yield Guess("translation", 0.9, reason, settings, {}, (one.name,), other.name)
-    is_named = other.name.lower() in WRITTEN
-    settings = {"source": f"{{{one.name}}}", "target_field": other.name}
-    reason = f"{other.name!r} can be written from {one.name!r}"
-    yield Guess("text_to_text", 0.85 if is_named else 0.5, reason, settings, {}, (one.name,), other.name)
-
-
-def corpora(table: Table) -> Iterator[Guess]:
-    texts = prose_of(table)
-    if not texts:
-        return
-    text = {"text_field": texts[0].name}
-    good, bad = ("good", "bad") if "good" in table.columns else ("sentence_good", "sentence_bad")
-    if good in table.columns and bad in table.columns:
-        reason = f"{good!r} and {bad!r} are minimal pairs, by which models are measured; the good texts are learned"
-        yield Guess("causal", 0.9, reason, {}, {}, (good,), data={"text_field": good}, evaluation={"minimal_pairs": True})
-    alone = len(texts) == 1 and not any(c.hint(LABELS) == 3 for c in classes_of(table, (texts[0].name,)))
-    score = (0.6 if alone else 0.3) + 0.1 * (alone and texts[0].words > 100)
-    score = 0.8 if alone and len(table.content()) == 1 else score
-    reason = f"{texts[0].name!r} holds texts, and no other column classes or answers"
-    yield Guess("causal", score, reason, {}, {}, (texts[0].name,), data=text)
-    yield Guess("masked", score - 0.1, reason, {}, {}, (texts[0].name,), data=text)
-
-
-GUESSERS = (images, tags, spans, chats, choices, labelled, several, pairs, corpora)
+    heads = [c.name for c in texts[1:] if c.hint("texts") == 1 and c.words < texts[0].words]  # a subject, a title
+    names = tuple(sorted([*heads, *(column.name for column in texts[:1])], key=list(table.columns).index))
+    return {"text_field": list(names) if len(names) > 1 else names[0]} if names else {}, names, None
 
 
 def of_counts(column: Column) -> str:
@@ -273,6 +90,175 @@ def of_counts(column: Column) -> str:
     return f"{common} and {more} more" if more > 0 else common
 
 
-def nearest_round(value: float) -> float:
-    """The number of a scale that a lowest or highest value stands for: 4.9 is 5."""
-    return round(value)
+# ---- guesses
+
+
+def images(table: Table) -> Iterator[Guess]:
+    for column in table.columns.values():
+        found = [value for value in column.filled if isinstance(value, dict) and "bytes" in value]
+        found += [text for text in column.texts if IMAGE.fullmatch(text)]
+        if not found or not column.all_are(found):
+            continue
+        of_image = {} if column.name == "image" else {"image_field": column.name}
+        for label in labels_of(table, (column.name,))[:1]:
+            reason = f"{column.name!r} holds images, and {label.name!r} {len(label.counts)} classes of them"
+            yield Guess(
+                "image_classification", 0.98, reason, of_image | {"label_field": label.name}, (), of_counts(label)
+            )
+        yield Guess("masked_image", 0.9, f"{column.name!r} holds images", of_image)
+
+
+def tags(table: Table) -> Iterator[Guess]:
+    lists = [column for column in table.columns.values() if column.lists and column.all_are(column.lists)]
+    for words, tagged in ((one, other) for one in lists for other in lists if one is not other):
+        pairs = list(zip(words.lists, tagged.lists))
+        are_tags = all(len(one) == len(other) for one, other in pairs) and isinstance(words.lists[0][0], str)
+        marked = any(name[:2] in ("B-", "I-") for name in tagged.counts)
+        if are_tags and (marked or len(tagged.counts) < min(100, len(words.counts))):
+            are_names = isinstance(tagged.lists[0][0], str)
+            reason = f"each word in {words.name!r} has a tag in {tagged.name!r}"
+            settings = {"tokens_field": words.name, "tags_field": tagged.name}
+            score = 0.9 + 0.03 * marked + 0.02 * are_names + 0.01 * tagged.has_names
+            yield Guess("token_classification", score, reason, settings, (words.name,), of_counts(tagged))
+
+
+def spans(table: Table) -> Iterator[Guess]:
+    there = [column for column in table.columns.values() if column.filled and not isinstance(column.filled[0], dict)]
+
+    def first(pattern: str, *others: Column | None) -> Column | None:
+        return next((c for c in there if re.search(pattern, c.name, re.IGNORECASE) and c not in others), None)
+
+    question, context = first("question"), first("context|passage|paragraph")
+    start = first(r"answer.*start|start.*answer")
+    answer = first(r"answers?[._]?text", start) or first(r"^answers?$", start)
+    if question is None or context is None or answer is None or answer.is_class:
+        return
+    reads = (question.name, context.name)
+    if start is not None:
+        settings = dict(zip(("question_field", "context_field"), reads))
+        settings |= {"answer_text_field": answer.name, "answer_start_field": start.name}
+        settings |= {"no_answer": True} if answer.share < 1 else {}
+        reason = f"{start.name!r} says where in {context.name!r} the answer begins"
+        yield Guess("question_answering", 0.97, reason, settings, reads)
+    reason = "it has a question, a context and an answer" + ", not where it begins there" * (start is None)
+    settings = {"source": f"question: {{{reads[0]}}} context: {{{reads[1]}}}", "target_field": answer.name}
+    yield Guess("text_to_text", 0.9, reason, settings, reads, writes=answer.name)
+
+
+def chats(table: Table) -> Iterator[Guess]:
+    form = recognise(table.rows[:100])
+    if form is not None:
+        answer = table.columns.get(str(form.settings.get("answer_field", "output")))
+        score = {"alpaca": 0.9, "prompt_completion": 0.87}.get(form.name, 0.97)
+        score = 0.55 if answer is not None and answer.is_class else score
+        named = tuple(name for name in form.settings.values() if name in table.columns)
+        yield Guess(form.task, score, form.words(), dict(form.settings), named)
+
+
+def choices(table: Table) -> Iterator[Guess]:
+    stems: dict[str | None, list[str]] = {}
+    for column in table.columns.values():
+        if (match := CHOICE.fullmatch(column.name)) and column.texts:
+            stems.setdefault(match[1], []).append(column.name)
+    lists = [column for column in table.columns.values() if column.lists and OF_CHOICES.search(column.name)]
+    sizes = {column.name: {len(value) for value in column.lists} for column in lists if column.words_of_items > 1}
+    found = [(name, size.pop()) for name, size in sizes.items() if len(size) == 1]
+    found += [(names, len(names)) for stem, names in stems.items() if len(names) > (2 if stem is None else 1)]
+    for these, size in found:
+        texts = [column for column in texts_of(table) if column.name not in these][:2]
+        texts = sorted(texts, key=lambda column: (bool(re.search("question|sent2", column.name, re.I)), -column.words))
+        fields = dict(zip(("question_field", "context_field"), (column.name for column in reversed(texts))))
+        for label in table.columns.values():
+            numbers = label.numbers and {*label.numbers} <= {*range(size)}
+            letters = {name.upper() for name in label.counts} <= {*"ABCDEFGHIJ"[:size]}
+            if texts and label.counts and not label.lists and (numbers or letters) and label.name not in these:
+                settings = {"context_field": None} | fields | {"choices_field": these, "label_field": label.name}
+                reason = f"{label.name!r} says which of {size} choices is right"
+                reads = tuple(column.name for column in texts)
+                yield Guess("multiple_choice", 0.97, reason, settings, reads, of_counts(label))
+
+
+def labelled(table: Table) -> Iterator[Guess]:
+    settings, reads, pair = text_fields(table)
+    if not reads:
+        return
+    noun, few = "pair of texts" if pair else "text", 0.12 * (len(table.content()) <= len(reads) + 2)
+    for label in labels_of(table, reads):
+        reason = f"{label.name!r} holds {len(label.counts)} values that come again and again, one for each {noun}"
+        score = 0.5 + max(0.12 * label.hint("labels") + 0.1 * (pair is not None), few)
+        own = settings | {"label_field": label.name}
+        yield Guess(CLASSIFIES, score, reason, own, reads, of_counts(label))
+    for label in (c for c in table.content() if c.numbers and c.name not in reads and not c.has_names):
+        low, high = min(label.numbers), max(label.numbers)
+        words = f"from {low:g} to {high:g}"
+        reason = f"{label.name!r} holds numbers {words}, one for each {noun}"
+        score = 0.48 + 0.12 * label.hint("labels") - 0.12 * label.is_class
+        own = settings | {"label_field": label.name}
+        if pair is not None and low < high and language_of(pair[0].texts) == language_of(pair[1].texts):
+            own_range = own | {"label_range": [min(0, round(low)), round(high + 0.49)]}
+            yield Guess(SIMILAR, score + 0.12, reason, own_range, reads, words)
+        yield Guess("sequence_regression", score + 0.1 * (pair is not None), reason, own, reads, words)
+
+
+def several(table: Table) -> Iterator[Guess]:
+    """Several classes for a text: in lists, in a cell with signs between them, or in a column each."""
+    settings, reads, _ = text_fields(table)
+    for label in table.content() if reads else ():
+        if label.parts and label.name not in reads:
+            reason = f"{label.name!r} holds several of {len(label.parts)} classes for each text"
+            score = 0.72 + 0.08 * label.hint("labels")
+            own = settings | {"label_field": label.name}
+            own |= {"label_separator": label.separator} if label.separator else {}
+            yield Guess("multi_label_classification", score, reason, own, reads, of_counts(label))
+    hot = [column.name for column in table.content() if column.numbers and {*column.numbers} == {0, 1}]
+    if len(hot) > 2 and reads:
+        reason = f"{len(hot)} columns say of each class whether a text has it"
+        own = settings | {"label_field": hot, "labels_are": "multi_hot"}
+        yield Guess("multi_label_classification", 0.9, reason, own, reads)
+
+
+def pairs(table: Table) -> Iterator[Guess]:
+    """Two texts that belong together: equals, translations, or a text and what is made of it."""
+    texts, seeking = texts_of(table), pair_of(table, "seeks")
+    pair = seeking or pair_of(table)
+    has_label = any(label.hint("labels") > 0 for label in labels_of(table))
+    if pair is not None and not has_label:
+        reads = tuple(column.name for column in pair)
+        settings = dict(zip(("text_field", "text_pair_field"), reads)) | {"label_field": None}
+        reason = f"{reads[0]!r} and {reads[1]!r} are texts that belong together"
+        score, words = 0.88 if seeking else 0.6, "a text has to find its pair among those of the batch"
+        yield Guess(SIMILAR, score, reason, settings | {"loss": "in_batch_negatives"}, reads, words)
+    if len(texts) < 2:
+        return
+    one, other = sorted(texts[:2], key=list(table.columns.values()).index)  # as they stand: en, de
+    first, second = (language_of(column.texts) for column in (one, other))
+    if first and second and first != second:
+        settings = {"source_field": one.name, "target_field": other.name}
+        reason = f"{one.name!r} is in one language ({first}) and {other.name!r} in another ({second})"
+        yield Guess("translation", 0.6 if has_label else 0.9, reason, settings, (one.name,), writes=other.name)
+    one, other = sorted(texts[:2], key=lambda column: (column.hint([hints()["written"]]), -column.words))
+    is_named = other.hint([hints()["written"]]) > one.hint([hints()["written"]]) and not has_label
+    settings = {"source": f"{{{one.name}}}", "target_field": other.name}
+    reason = f"{other.name!r} can be written from {one.name!r}"
+    yield Guess("text_to_text", 0.85 if is_named else 0.5, reason, settings, (one.name,), writes=other.name)
+
+
+def corpora(table: Table) -> Iterator[Guess]:
+    texts = texts_of(table)
+    if not texts:
+        return
+    reads, text = (texts[0].name,), {"text_field": texts[0].name}
+    minimal = next((name for name in ("good", "sentence_good") if name in table.columns), None)
+    if minimal is not None and minimal.replace("good", "bad") in table.columns:
+        reason = f"{minimal!r} and its bad twin are minimal pairs, by which models are measured; the good is learned"
+        measured = {"minimal_pairs": True}
+        yield Guess("causal", 0.99, reason, {}, (minimal,), data={"text_field": minimal}, evaluation=measured)
+    others = [column for column in table.content() if column.is_class or column.numbers]
+    score = 0.3 if len(texts) > 1 or any(column.hint("labels") for column in others) else 0.55
+    score += 0.1 * (texts[0].words > 100) + 0.2 * (len(table.content()) == 1)
+    reason = f"{texts[0].name!r} holds texts" + ", and no other column classes or answers" * (score > 0.5)
+    yield Guess("causal", score, reason, {}, reads, data=text)
+    yield Guess("masked", score - 0.1, reason, {}, reads, data=text)
+
+
+GUESSERS = (images, tags, spans, chats, choices, labelled, several, pairs, corpora)
