@@ -104,6 +104,9 @@ class FileReader(Reader):
         """The columns of a file that are read."""
         return list(dict.fromkeys(self.columns.values()))
 
+    def all_columns(self) -> list[str]:
+        return format_of(self.paths[0]).columns(self.field, self.paths[0]) or []
+
     def limits_of(self, path: Path) -> Limits:
         return self.limits
 

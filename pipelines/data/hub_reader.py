@@ -50,6 +50,9 @@ class HubReader(Reader):
         """
         return self._streamed(place) if self.streaming else counted_from(place, self._loaded())
 
+    def all_columns(self) -> list[str]:
+        return self.table.column_names
+
     def _loaded(self) -> Iterator[Row]:
         # The columns to read: for names joined by dots, the outermost column.
         there = self.table.column_names

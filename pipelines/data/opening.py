@@ -5,12 +5,14 @@ from collections.abc import Collection
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, islice
+from typing import Any
 
 from ..errors import UserError
 from ..plugins import SOURCES
 from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder, kept_value
+from .cells import IfThere
 from .derived import open_derived
 from .documents import Corpus, Limits, Skipped, Source
 from .examples import Examples, MixtureCorpus, Part, SourceCorpus, no_documents
@@ -18,7 +20,7 @@ from .file_reader import FileReader
 from .hub_reader import HubReader
 from .image_files import read_images
 from .patterns import real_paths
-from .reader import GROUPS, ExampleView, Reader, TextView, View
+from .reader import GROUPS, SOME, ExampleView, Reader, TextView, View
 from .remote_files import with_local_copies
 from .splits import SPLITS, STREAM_WINDOW, TRAIN, VALIDATION, Split, planned_parts
 
@@ -231,3 +233,16 @@ def rule_of(data: DataSection, sources: dict[str, Reader | None], classes: str |
         lambda: planned_parts(plan, columns.items(), most),
     )
     return replace(plan, planned=parts)
+
+
+def first_rows(data: DataSection) -> tuple[list[dict[str, Any]], str]:
+    """(some of the first training rows, with all columns that are there; their name); none of data.derive.
+
+    Rows that cannot be read are left out. Raises UserError as open_examples.
+    """
+    reader = open_reader(data, TRAIN, ExampleView({}, Limits.of(data)), data.cache_dir)
+    if reader is None or data.derive is not None:
+        return [], ""
+    columns = {name: IfThere(name) for name in reader.all_columns()}
+    rows = (row for _, row in islice(reader.seeing(ExampleView(columns, reader.limits)).items(), SOME))
+    return [row for row in rows if isinstance(row, dict)], reader.name

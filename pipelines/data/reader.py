@@ -179,6 +179,10 @@ class Reader(Source):
     def check(self) -> None:
         """Raise UserError where the place cannot be read, or lacks the view's columns."""
 
+    def all_columns(self) -> list[str]:
+        """Those that must be named to be read; of other places every row has all."""
+        return []
+
     def seeing(self, view: View) -> Self:
         """The same rows for another use."""
         reader = copy.copy(self)

@@ -99,7 +99,7 @@ def evaluate_few_shot(
         UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
     began = Began.now(recipe)
-    config, objective = open_config(recipe), objective_of(recipe)
+    config, objective = open_config(recipe), objective_of(recipe).for_rows()
     reads = objective.Reads(objective)
     sources, template = reads.open(), question_template(reads, template)
     data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)

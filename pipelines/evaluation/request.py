@@ -215,5 +215,5 @@ def check_predictions(recipe: Recipe, file: str | None) -> None:
 
 def check_shots(recipe: Recipe) -> None:
     """Raise UserError where the task has no answers that a language model can be asked for."""
-    if not objective_of(recipe).asks_for:
+    if not objective_of(recipe).for_rows().asks_for:
         raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")

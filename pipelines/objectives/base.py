@@ -168,6 +168,13 @@ class Objective:
         names = names or getattr(self.settings, "label_names", None)
         check_metrics(self.metrics, self.metric_names(), self.setting, len(names) if names else None)
 
+    def for_rows(self, asked: Sequence[dict[str, Any]] | None = None) -> "Objective":
+        """The objective with what its settings leave to the content of the rows; by default itself.
+
+        asked: some rows to answer; None: those of the recipe's data. Raises UserError where they cannot be read.
+        """
+        return self
+
     # ---- known before any data is read: what `anyformer plan` counts
 
     def lengths(self) -> dict[str, int | None]:

@@ -1,13 +1,16 @@
 """The forms in which people keep conversations, recognised by the content of some rows: which column holds what."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ..data.cells import cell, cell_names
-from .messages import SAYS, SPEAKS, of_json
+from ..data.cells import IfThere, cell, cell_names
+from ..errors import UserError, did_you_mean, nearest, refuse_unknown, shown
+from ..recipes.introspection import default_of
+from .messages import SAYS, SPEAKS, TOOLS, of_json
 
-# Name of a form -> the words for it.
+# Name of a form -> the words for it. Of the first two, the form of messages is the kind of a column, too.
 FORMS = {
     "openai": "OpenAI's messages",
     "sharegpt": "ShareGPT's conversations",
@@ -15,152 +18,193 @@ FORMS = {
     "prompt_completion": "prompts and completions",
     "preference": "preferences",
 }
-WHOLE = ("messages", "conversations", "conversation")  # columns of conversations, the likeliest first
-# Columns of what is asked, and of the answer to it.
-PAIRS = (
-    ("prompt", ("completion", "response", "answer")),
-    ("question", ("answer", "response")),
-    ("query", ("response", "answer")),
-    ("instruction", ("response",)),
-    ("input", ("output",)),
+TEXTS, LISTS, EMPTY = "texts", "lists", "empty"  # the other kinds of what columns hold; lists of lists are turns
+SAID = ("openai", "sharegpt", TEXTS)
+PREFERRED = {"chosen_field": ("chosen",), "rejected_field": ("rejected",)}
+DOLLY = {"input_field": ("context",)}
+WHOLE = ("messages", "conversations", "conversation")
+# (form, {setting: the columns that may hold it, the likeliest first; None: none does}), the likeliest form first.
+TABLE = (
+    ("preference", {"prompt_field": ("prompt", "instruction", "question", "query")} | PREFERRED),
+    ("preference", {"prompt_field": ("input",), "input_field": None} | PREFERRED),
+    ("preference", {"prompt_field": None} | PREFERRED),
+    ("openai", {"messages_field": WHOLE}),
+    ("sharegpt", {"messages_field": WHOLE}),
+    ("alpaca", {"prompt_field": ("instruction",), "answer_field": ("output",)}),
+    ("prompt_completion", {"prompt_field": ("prompt",), "answer_field": ("completion", "response", "answer")}),
+    ("prompt_completion", {"prompt_field": ("question", "query"), "answer_field": ("answer", "response")}),
+    ("prompt_completion", {"prompt_field": ("instruction",), "answer_field": ("response",)} | DOLLY),
+    ("prompt_completion", {"prompt_field": ("instruction",), "answer_field": ("response",)}),
+    ("prompt_completion", {"prompt_field": ("input",), "answer_field": ("output",), "input_field": None}),
 )
-ALPACA = ("instruction", "output")
-PREFERRED = ("chosen", "rejected")
+ANSWERS = ("answer_field", *PREFERRED)
 SYSTEM, HISTORY = ("system", "system_prompt"), "history"
-MESSAGES, TEXTS, PAIRS_OF_TEXTS, EMPTY = "messages", "texts", "pairs", "empty"  # kinds of what a column holds
-SAID = (MESSAGES, TEXTS)
+COLUMNS = {name for _, parts in TABLE for names in parts.values() for name in names or ()}
+COLUMNS |= {*SYSTEM, HISTORY, TOOLS, "input"}
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """One of FORMS in some rows.
-
-    task: the one that learns it. settings: {setting of the task: column}, without those that stay at their defaults.
-    """
+    """One of FORMS in some rows. settings: {setting of the task: column}, without those that stay at their defaults."""
 
     name: str
-    task: str
-    settings: dict[str, str | None] = field(default_factory=dict)
+    settings: dict[str, str | None]
+
+    @property
+    def task(self) -> str:
+        """The task that learns it."""
+        return "preference" if self.name == "preference" else "instruction_tuning"
 
     def words(self) -> str:
         """What was recognised, in a line."""
-        named = ", ".join(f"task.{name}={column}" for name, column in self.settings.items() if column is not None)
-        return f"read as {FORMS[self.name]} (task.format={self.name}): {named}"
+        return f"read as {FORMS[self.name]} (task.format={self.name}): {_written(self.settings)}"
 
 
 def recognise(
-    rows: Sequence[dict[str, Any]], only: Sequence[str] = tuple(FORMS), is_asked: bool = False
+    rows: Sequence[dict[str, Any]], task: str | None = None, name: str | None = None, is_asked: bool = False
 ) -> ChatForm | None:
-    """The form of some rows; None: they are in none of the forms `only`. is_asked: the rows need no answer."""
-    kinds, forms = kinds_of(rows), []
-    if "preference" in only:
-        forms.append(_preference(kinds, is_asked))
-    if "sharegpt" in only or "openai" in only:
-        forms.append(_whole(rows, [name for name in WHOLE if kinds.get(name) == MESSAGES]))
-    if "alpaca" in only:
-        forms.append(_pair("alpaca", kinds, (ALPACA[0], ALPACA[1:]), is_asked))
-    if "prompt_completion" in only:
-        forms += [_pair("prompt_completion", kinds, pair, is_asked) for pair in PAIRS]
-    if "sharegpt" in only or "openai" in only:
-        others = [name for name, kind in kinds.items() if kind == MESSAGES and name not in (*PREFERRED, HISTORY)]
-        forms.append(_whole(rows, [name for name in others if is_asked or holds_answers(rows, name)]))
-    found = next((form for form in forms if form is not None and form.name in only), None)
-    if found is not None:
-        found.settings.update(_beside(kinds))
-    return found
+    """The form of some rows; None: they are in none.
+
+    task: one that learns it. name: the only form that counts. is_asked: the rows need no answers.
+    """
+    kinds = kinds_of(rows)
+    others = [one for one in kinds if one not in COLUMNS and (is_asked or _holds_answers(rows, one))]
+    for form, parts in (*TABLE, *((whole, {"messages_field": others}) for whole in SAID[:2])):
+        settings = _settings(form, parts, kinds, is_asked)
+        found = ChatForm(form, settings | _beside(kinds, settings.get("prompt_field")))
+        if any(settings.values()) and task in (None, found.task) and name in (None, form):
+            return found
+    return None
 
 
-def kinds_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """{column: what most of its values are}, of columns of texts, of messages, of pairs of texts, and of nothing."""
-    kinds = {}
-    for name in dict.fromkeys(name for row in rows for name in cell_names(row)):
-        values = [value for value in values_of(rows, name) if value not in (None, "", [], "[]")]
-        tests: dict[str, Callable] = {MESSAGES: holds_messages, PAIRS_OF_TEXTS: holds_pairs, TEXTS: is_text}
-        fitting = {kind: sum(map(test, values)) for kind, test in tests.items()}
-        kinds[name] = EMPTY if not values else next((k for k, count in fitting.items() if 2 * count > len(values)), "")
-    return kinds
+def names_in(rows: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in cell_names(row)))
 
 
 def values_of(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
-    values = []
-    for row in rows:
-        try:
-            values.append(cell(row, name))
-        except KeyError:
-            values.append(None)
-    return values
+    return [cell(row, IfThere(name)) for row in rows]
 
 
-def is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def kinds_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """{column: the kind of most of its values; EMPTY: all are}."""
+    kinds = {}
+    for name in names_in(rows):
+        counts = Counter(map(_kind_of, values_of(rows, name)))
+        counts.pop(EMPTY, None)
+        kinds[name] = counts.most_common(1)[0][0] if counts else EMPTY
+    return kinds
 
 
-def holds_messages(value: Any) -> bool:
-    """Whether a cell holds messages: one, several, or their JSON."""
+def _kind_of(value: Any) -> str:
+    items = _items_of(value)
+    if value in (None, "", [], "[]"):
+        return EMPTY
+    if items and all(map(_is_message, items)):
+        return "openai" if SPEAKS[0] in items[0] else "sharegpt"
+    if items and all(isinstance(item, list) for item in items):
+        return LISTS
+    return TEXTS if isinstance(value, str) else ""
+
+
+def _items_of(value: Any) -> list[Any]:
+    """The items of a list, or of its JSON; of a message alone, itself; [] of anything else."""
     items = of_json(value) if isinstance(value, str) else value
     items = [items] if isinstance(items, dict) else items
-    return isinstance(items, list) and bool(items) and all(map(is_message, items))
+    return items if isinstance(items, list) else []
 
 
-def is_message(value: Any) -> bool:
+def _is_message(value: Any) -> bool:
     speaks = isinstance(value, dict) and any(isinstance(value.get(key), str) for key in SPEAKS)
     return speaks and any(key in value for key in (*SAYS, "tool_calls", "function_call"))
 
 
-def messages_in(value: Any) -> list[dict[str, Any]]:
-    """The messages of a cell that holds_messages."""
-    items = of_json(value) if isinstance(value, str) else value
-    return [items] if isinstance(items, dict) else items
+def _holds_answers(rows: Sequence[dict[str, Any]], name: str) -> bool:
+    """Whether most lists in a column have several items, and not, say, a question alone."""
+    lengths = [len(items) for items in map(_items_of, values_of(rows, name)) if items]
+    return 2 * sum(length > 1 for length in lengths) > len(lengths)
 
 
-def holds_answers(rows: Sequence[dict[str, Any]], name: str) -> bool:
-    """Whether most of the conversations in a column have several messages, and not, say, a question alone."""
-    found = [messages_in(value) for value in values_of(rows, name) if holds_messages(value)]
-    return 2 * sum(len(messages) > 1 for messages in found) > len(found)
+def _settings(form: str, parts: dict, kinds: dict[str, str], is_asked: bool) -> dict[str, str | None]:
+    """The settings of a row of TABLE; {} where a column is missing."""
+    found = {}
+    for setting, names in parts.items():
+        fitting = (form,) if setting == "messages_field" else SAID
+        column = next((name for name in names or () if kinds.get(name) in fitting), None)
+        if column is not None or names is None:
+            found[setting] = column
+        elif not (is_asked and setting in ANSWERS):
+            return {}
+    return found
 
 
-def holds_pairs(value: Any) -> bool:
-    """Whether a cell holds a history: a list of [question, answer], or its JSON."""
-    items = of_json(value) if isinstance(value, str) else value
-    return isinstance(items, list) and bool(items) and all(isinstance(one, list) and len(one) == 2 for one in items)
-
-
-def _preference(kinds: dict[str, str], is_asked: bool) -> ChatForm | None:
-    prompt = next((name for name, _ in PAIRS if kinds.get(name) in SAID), None)
-    if not all(kinds.get(name) in SAID for name in PREFERRED) and not (is_asked and prompt):
-        return None
-    settings = {"prompt_field": prompt} | _input(prompt, kinds)
-    return ChatForm("preference", "preference", settings | {f"{name}_field": name for name in PREFERRED})
-
-
-def _whole(rows: Sequence[dict[str, Any]], columns: list[str]) -> ChatForm | None:
-    """The form of conversations in the first of some columns."""
-    if not columns:
-        return None
-    first = next(messages_in(value)[0] for value in values_of(rows, columns[0]) if holds_messages(value))
-    name = "openai" if SPEAKS[0] in first else "sharegpt"
-    return ChatForm(name, "instruction_tuning", {"messages_field": columns[0]})
-
-
-def _pair(name: str, kinds: dict[str, str], pair: tuple[str, Sequence[str]], is_asked: bool) -> ChatForm | None:
-    prompt, answers = pair
-    answer = next((column for column in answers if kinds.get(column) in SAID), None)
-    if kinds.get(prompt) not in SAID or (answer is None and not is_asked):
-        return None
-    settings = {"prompt_field": prompt} | ({} if answer is None else {"answer_field": answer})
-    return ChatForm(name, "instruction_tuning", settings | _input(prompt, kinds))
-
-
-def _input(prompt: str | None, kinds: dict[str, str]) -> dict[str, str | None]:
-    """The setting of what belongs to the prompt: by default `input`, which may itself be the prompt."""
-    if prompt == "input":
-        return {"input_field": None}
-    is_dolly = prompt == "instruction" and "input" not in kinds and kinds.get("context") == TEXTS
-    return {"input_field": "context"} if is_dolly else {}
-
-
-def _beside(kinds: dict[str, str]) -> dict[str, str | None]:
-    """The settings of the columns that stand beside a conversation."""
+def _beside(kinds: dict[str, str], prompt: str | None) -> dict[str, str | None]:
+    """The settings of a system message, and of the turns before a prompt, in columns of their own."""
     system = next((name for name in SYSTEM if kinds.get(name) in (TEXTS, EMPTY)), None)
-    settings: dict[str, str | None] = {} if system is None else {"system_field": system}
-    return settings | ({"history_field": HISTORY} if kinds.get(HISTORY) in (PAIRS_OF_TEXTS, MESSAGES, EMPTY) else {})
+    has_turns = prompt is not None and kinds.get(HISTORY) in (LISTS, *SAID[:2], EMPTY)
+    return ({} if system is None else {"system_field": system}) | ({"history_field": HISTORY} if has_turns else {})
+
+
+def _written(settings: dict[str, str | None]) -> str:
+    return ", ".join(f"task.{name}={column}" for name, column in settings.items() if column is not None)
+
+
+# ---- what a recipe leaves open
+
+
+def completed(
+    settings: Any, wanted: dict[str, str], rows: Sequence[dict[str, Any]], place: str, is_asked: bool = False
+) -> ChatForm | None:
+    """The form of some rows, with what it completes in the settings; None: they say already which columns are read.
+
+    wanted: {setting: column} that is read as the settings are. What they set beside their defaults stays. place: of the
+    rows, for errors. is_asked: the rows need no answers, and whoever asks refuses those that lack a column.
+
+    Raises UserError for a column that is not there, with the likeliest in its place, and for rows in no form.
+    """
+    refuse_unknown(settings.columns, COLUMNS, "task.columns")
+    there, named, name = names_in(rows), settings.columns, settings.format if settings.format != "auto" else None
+    defaults = {row.name: default_of(row) for row in fields(settings) if row.name.endswith("_field")}
+    written = [setting for setting, default in defaults.items() if getattr(settings, setting) != default]
+    needed = {setting: column for setting, column in wanted.items() if not isinstance(column, IfThere)}
+    lacking = {setting: column for setting, column in needed.items() if column not in there}
+    absent = {f"columns.{ours}": theirs for ours, theirs in named.items() if theirs not in there}
+    absent |= {setting: column for setting, column in lacking.items() if setting in written}
+    if name is None and not named and not lacking:
+        beside = _beside(kinds_of(rows), needed.get("prompt_field"))
+        default = "preference" if settings.name == "preference" else "alpaca"
+        return None if written else ChatForm(default, needed | beside)
+    aliased = [row | {ours: cell(row, IfThere(theirs)) for ours, theirs in named.items()} for row in rows]
+    form = recognise(aliased, settings.name, name, is_asked) if is_asked or not absent else None
+    if form is None and is_asked:
+        return None
+    if form is None:
+        raise _no_column(absent or lacking or {"format": settings.format}, settings.name, needed, rows, place)
+    found = {setting: default for setting, default in defaults.items() if default in named} | form.settings
+    found = {setting: named.get(column, column) for setting, column in found.items() if setting not in written}
+    return ChatForm(form.name, found)
+
+
+def _no_column(absent: dict[str, str], task: str, needed: dict[str, str], rows: Sequence, place: str) -> UserError:
+    """The error for the first of some settings whose column is not there, or that are not what the rows are."""
+    setting, column = next(iter(absent.items()))
+    there, likely = names_in(rows), _likely(task, needed, rows)
+    hint = did_you_mean(column, there)
+    hint = f"; likely is {likely}" if likely and nearest(column, there) is None else hint
+    known = "" if "known:" in hint else f" (there are {', '.join(map(shown, there))})"
+    noun = "rows" if setting == "format" else "column"
+    return UserError(f"task.{setting}={column!r}: no such {noun} in {place}{known}{hint}")
+
+
+def _likely(task: str, needed: dict[str, str], rows: Sequence[dict[str, Any]]) -> str:
+    """The settings that would read the rows, by what their columns hold; "": none are likely."""
+    form = recognise(rows, task) or recognise(rows)
+    if form is not None:
+        return _written(form.settings) if form.task == task else f"task.name={form.task}"
+    there, kinds = names_in(rows), kinds_of(rows)
+    parts = ["prompt_field", *(PREFERRED if task == "preference" else ("answer_field",))]
+    parts = [part for part in parts if needed.get(part) not in there]
+    texts = [name for name, kind in kinds.items() if kind == TEXTS and name not in needed.values()]
+    words = {name: sum(len(str(value).split()) for value in values_of(rows, name)) for name in texts}
+    wordiest = sorted(texts, key=lambda name: -words[name])[: len(parts)]
+    in_order = [name for name in texts if name in wordiest]
+    return _written(dict(zip(parts, in_order))) if len(in_order) == len(parts) else ""

@@ -1,10 +1,10 @@
 """Base of the tasks that learn answers in conversations: rows of examples, a chat template, samples at the end."""
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..data.account import Account
 from ..data.cells import IfThere
@@ -18,11 +18,12 @@ from ..words import at_limit, counted
 from .answering import continuations
 from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
+from .chat_forms import FORMS, completed
 from .chat_templates import ChatTemplate, Encoded
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
-from .messages import TOOLS, VARIABLES, Chat, Conversations
+from .messages import ROLES, TOOLS, VARIABLES, Chat, Conversations
 from .reads import Reads
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
@@ -43,8 +44,9 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-ASKED = ("prompt_field", "input_field", "messages_field", "tools_field", VARIABLES)  # the prompt's columns
-OPTIONAL = {"input_field": "input", "tools_field": TOOLS, VARIABLES: VARIABLES}  # by default, where data have them
+BESIDE = ("tools_field", "system_field", "history_field", VARIABLES)  # what stands beside a prompt
+ASKED = ("prompt_field", "input_field", "messages_field", *BESIDE)  # the prompt's columns
+OPTIONAL = {name: name.removesuffix("_field") for name in ("input_field", *BESIDE)}  # read where data have them
 DECODER = "AutoModelForCausalLM"
 
 
@@ -59,6 +61,17 @@ class ChatSettings(ObjectiveSettings):
         "column of a text that belongs to it, put after an empty line where there is one; null: none", "input"
     )
     tools_field: str | None = doc("column of the tools that may be called, a list or its JSON; null: none", TOOLS)
+    system_field: str | None = doc("column of a system message, a text; null: as task.format recognises it")
+    history_field: str | None = doc(
+        "column of the turns before the prompt, pairs [question, answer] or messages; null: as system_field"
+    )
+    format: Literal["auto", *FORMS] = doc(
+        "form of the rows, which says what each column is; auto: the columns set here if they are there, else the form "
+        "that the content of the first rows shows. What is set here stays",
+        "auto",
+    )
+    columns: dict[str, str] = doc("your columns for those of the form, as {instruction: ask, output: reply}", {})
+    roles: dict[str, Literal[ROLES]] = doc("your roles for ours, as {customer: user, agent: assistant}", {})
     system: str | None = doc("text of a system message before each conversation that has none")
     max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
 
@@ -76,13 +89,13 @@ class ReadsChats(Reads):
     def columns(self) -> dict[str, str]:
         """Recipe field -> column that is read."""
         section = self.settings
-        names = {"tools_field": section.tools_field, VARIABLES: VARIABLES}
+        names = {name: getattr(section, name, name) for name in BESIDE}
         names |= {name: getattr(section, name) for name in ("prompt_field", "input_field") if section.prompt_field}
         there = {name: IfThere(column) for name, column in names.items() if column == OPTIONAL.get(name)}
         return {name: column for name, column in (names | there).items() if column is not None}
 
     def text_columns(self) -> dict[str, str]:
-        return {name: column for name, column in self.columns().items() if name not in ("tools_field", VARIABLES)}
+        return {name: column for name, column in self.columns().items() if name not in BESIDE}
 
     def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         there = self.text_columns().values() if there is None else there
@@ -131,7 +144,9 @@ class ReadsChats(Reads):
         columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
         section = self.settings
         of_rows = [section.max_length, section.system, data.tokenizer.chat_template, list(columns)]
+        of_rows += [section.roles] if section.roles else []
         rows = stored(self, data, source, cache, columns, of_rows, kind=[self.objective.name])
+        rows.account.note(*self.objective.recognised)
         if not len(rows):
             raise UserError(
                 f"task.max_length={section.max_length}: no {self._noun} of {source.name} leaves room for an answer; "
@@ -216,6 +231,7 @@ class AnswersChats(Answers):
         super().__init__(objective, data)
         self._template = data.labels or ChatTemplate(self.tokenizer)  # a finished model is asked without rows
         self._read = Conversations(self.settings, self.account)
+        self.account.note(*objective.recognised)
 
     @property
     def finishes_on(self) -> str:
@@ -265,7 +281,9 @@ class ChatTask(Objective):
     """Base of the tasks over conversations."""
 
     section = "task"
+    Reads: type[ReadsChats]
     Learns, Answers = LearnsChats, AnswersChats
+    recognised: Sequence[str] = ()  # a sentence on the form of the rows, where the settings leave it to them
     auto_class = DECODER
     tokens = Tokens()
     continues_prompts = True
@@ -276,3 +294,17 @@ class ChatTask(Objective):
         use='anyformer generate {folder} "your question" --chat',
         hub_task="text-generation",
     )
+
+    def for_rows(self, asked: Sequence[dict[str, Any]] | None = None) -> "ChatTask":
+        """The task with the columns of the form that the rows are in."""
+        from ..data.opening import first_rows
+
+        reads, is_asked = self.Reads(self), asked is not None
+        rows, place = (asked, "") if is_asked else first_rows(self.recipe.data)
+        wanted = reads.asked_columns() if is_asked else reads.columns()
+        form = completed(self.settings, wanted, rows, place, is_asked) if rows else None
+        if form is None:
+            return self
+        task = type(self)(self.recipe.with_(task=form.settings))
+        task.recognised = [form.words()]
+        return task

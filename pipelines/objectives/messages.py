@@ -1,6 +1,7 @@
 """Conversations as people keep them, read into the messages that chat templates take: keys, marks, tools, JSON."""
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from ..data.account import Account
@@ -10,10 +11,11 @@ from ..errors import UserError
 ASSISTANT = "assistant"
 MARKS = ("weight", "train", "training", "loss")  # keys that say whether an answer is learned, of OpenAI and trainers
 TOOLS, VARIABLES = "tools", "chat_template_kwargs"  # keys of what a template reads beside messages, as TRL names them
-SPEAKS, SAYS = ("role", "from"), ("content", "value")  # keys of who says what in a message: OpenAI's, ShareGPT's
-# Its roles, in messages {from, value}; the value of a function_call is a call.
-SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
-ROLES = ("system", "developer", "user", ASSISTANT, "tool", *SHARE_GPT)
+SPEAKS, SAYS = ("role", "from", "speaker"), ("content", "value", "text")  # keys of who says what, OpenAI's first
+REASONING = ("reasoning", "thinking")  # other names of the key reasoning_content
+# ShareGPT's roles, in messages {from, value}; the value of a function_call is a call.
+SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
+ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 
 Messages = list[dict[str, Any]]
 
@@ -48,17 +50,18 @@ def not_learned(messages: Messages) -> Messages:
     return [message | {"weight": 0} if message["role"] == ASSISTANT else message for message in messages]
 
 
-def read_messages(value: Any, where: str, role: str | None, account: Account) -> Messages:
+def read_messages(value: Any, where: str, role: str | None, account: Account, roles: dict[str, str]) -> Messages:
     """The messages that a cell holds. Raises UserError, which begins with `where`, where it holds none.
 
     A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. account:
-    counts what is left out.
+    counts what is left out. roles: {role in the data: one of ROLES}.
     """
     messages = value
     if isinstance(value, str):
         messages = of_json(value)
-        if role is not None and not are_messages(messages):
+        if role is not None and not are_messages(messages, roles):
             messages = [{"role": role, "content": value}]
+    messages = [value] if isinstance(value, dict) else messages
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         problem = "neither a text nor a list of messages {role, content}"
         if role is None:
@@ -66,30 +69,39 @@ def read_messages(value: Any, where: str, role: str | None, account: Account) ->
         raise UserError(f"{where} holds {kind_of(value)}, {problem}")
     if not messages:
         raise UserError(f"{where} holds no message")
-    return [_message(message, where, account) for message in messages]
+    return [_message(message, where, account, roles) for message in messages]
 
 
-def are_messages(value: Any) -> bool:
+def are_messages(value: Any, roles: Collection[str] = ()) -> bool:
     """Whether what a text is the JSON of are messages, and not, say, an answer that is a list."""
     items = value if isinstance(value, list) else []
-    roles = [item.get("role", item.get("from")) if isinstance(item, dict) else None for item in items]
-    return bool(roles) and all(role in ROLES for role in roles)
+    found = [item.get("role", item.get("from")) if isinstance(item, dict) else None for item in items]
+    return bool(found) and all(role in (*ROLES, *SHARE_GPT, *roles) for role in found)
 
 
-def _message(given: dict[str, Any], where: str, account: Account) -> dict[str, Any]:
+def _message(given: dict[str, Any], where: str, account: Account, roles: dict[str, str]) -> dict[str, Any]:
     message = {key: value for key, value in given.items() if value is not None}  # tables fill in keys with nulls
     for key in given.keys() - message.keys():
         account.unused("null", f"{key} of a message")
-    if "role" not in message and "from" in message:
-        role, value = message.pop("from"), message.pop("value", None)
-        message |= {"role": SHARE_GPT.get(role, role) if isinstance(role, str) else role}
-        message |= {"tool_calls" if role == "function_call" else "content": value}
+    speaks, says = (next((key for key in keys if key in message), keys[0]) for keys in (SPEAKS, SAYS))
+    role, content = message.pop(speaks, None), message.pop(says, None)
+    if speaks != "role" and role == "function_call":
+        message["tool_calls"], content = content, None
+    if isinstance(role, str) and role in roles:
+        account.read_as("role", role, f"read as {roles[role]}", is_usual=True)
+        role = roles[role]
+    elif isinstance(role, str) and speaks != "role":
+        role = SHARE_GPT.get(role, role)
+    for alias in REASONING:
+        if isinstance(message.get(alias), str) and "reasoning_content" not in message:
+            account.read_as("message", alias, "with reasoning_content under another name", is_usual=True)
+            message["reasoning_content"] = message.pop(alias)
     marks = {key: message.pop(key) for key in MARKS if key in message}
     for key, mark in marks.items():
         if mark not in (0, 1):
             raise UserError(f"{where} holds a message with {key}={mark!r}; 1 or true learns an answer, 0 or false not")
     calls = read_calls(message.pop("tool_calls", None), where, account)
-    role, content = message.pop("role", None), read_parts(message.pop("content", None), where, account)
+    content = read_parts(content, where, account)
     may_be_empty = calls or "function_call" in message or role == "tool"  # a call without a word, or its empty result
     if content is None and may_be_empty:
         content = ""
@@ -218,12 +230,33 @@ class Conversations:
             raise UserError(f"task.input_field={section.input_field!r}: {place} holds {type(more).__name__}, not text")
         if more and more.strip():
             messages[-1] = messages[-1] | {"content": f"{messages[-1]['content']}\n\n{more}"}
-        return messages
+        return self._history(place, row) + messages
 
     def messages(self, field: str, place: str, row: dict, role: str | None) -> Messages:
         """The messages in the column that a setting names, as read_messages. Raises UserError where it holds none."""
         column = getattr(self.settings, field)
-        return read_messages(row[column], f"task.{field}={column!r}: {place}", role, self.account)
+        return self._read(row[column], f"task.{field}={column!r}: {place}", role)
+
+    def _read(self, value: Any, where: str, role: str | None) -> Messages:
+        return read_messages(value, where, role, self.account, self.settings.roles)
+
+    def _history(self, place: str, row: dict) -> Messages:
+        """The turns before a prompt: pairs [question, answer], messages, or the JSON of either. Raises UserError."""
+        column = self.settings.history_field
+        value = row.get(column) if column is not None else None
+        turns = of_json(value) if isinstance(value, str) and value.strip() else value or []
+        if isinstance(turns, list) and all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
+            said = [pair for turn in turns for pair in zip(("user", ASSISTANT), turn)]
+            turns = [{"role": role, "content": text} for role, text in said]
+        return self._read(turns, f"task.history_field={column!r}: {place}", None) if turns != [] else []
+
+    def _system(self, place: str, row: dict) -> Messages:
+        """The system message in a column of its own; []: there is none. Raises UserError."""
+        column = self.settings.system_field
+        text = row.get(column) if column is not None else None
+        if text is not None and not isinstance(text, str):
+            raise UserError(f"task.system_field={column!r}: {place} holds {kind_of(text)}, not text")
+        return [{"role": "system", "content": text}] if text and text.strip() else []
 
     def learned(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
         """System message, prompt and answer, up to the last learned one; of the prompt nothing is learned.
@@ -231,10 +264,12 @@ class Conversations:
         field: the setting that names the column of the answer. Raises UserError if the last message is not the
         assistant's, or if no answer is learned.
         """
-        if answer[-1]["role"] != ASSISTANT:
+        role = answer[-1]["role"]
+        if role != ASSISTANT:
+            hint = "" if role in ROLES else f"; task.roles={{{role}: {ASSISTANT}}} reads it as one"
             raise UserError(
-                f"task.{field}: {place} ends with a message of the {answer[-1]['role']}, not with an answer of the "
-                f"{ASSISTANT}, which alone is learned"
+                f"task.{field}: {place} ends with a message of the {role}, not with an answer of the {ASSISTANT}, "
+                f"which alone is learned{hint}"
             )
         messages, asked = joined(prompt, answer, f"task.{field}={getattr(self.settings, field)!r}: {place}")
         messages = not_learned(messages[:asked]) + messages[asked:]
@@ -265,4 +300,8 @@ class Conversations:
 
     def _chat(self, messages: Messages, place: str, row: dict) -> Chat:
         """The conversation with what the template reads beside the messages of an example. Raises UserError."""
+        system, has_system = self._system(place, row), bool(messages) and messages[0]["role"] == "system"
+        if has_system and system not in ([], messages[:1]):
+            leave_out(self.account, f"{self.settings.system_field} of conversations with a system message")
+        messages = messages if has_system else system + messages
         return self.with_system(Chat(messages, read_variables(row, self.settings.tools_field, place, self.account)))

@@ -36,7 +36,7 @@ def prepare_data(
     Raises:
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
-    objective, cache = objective_of(recipe), cache_of(recipe)
+    objective, cache = objective_of(recipe).for_rows(), cache_of(recipe)
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
     teaching = teaching_of(objective, reads) if for_training and recipe.teacher is not None else None

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from accelerate import PartialState
 
 from ..data.account import CUT, READ_AS, Account, ColumnsMet
 from ..data.account_words import unusual
-from ..data.cells import IfThere
+from ..data.cells import IfThere, cell
 from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
+from ..data.reader import SOME
 from ..errors import UserError, loading
 from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
@@ -173,7 +175,9 @@ def prepare_prediction(
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first[1])
-    data = _data(recipe, config, available)
+    renamed = named.renamed.items()
+    first = [row | {name: cell(row, IfThere(alias)) for name, alias in renamed} for _, row in islice(rows, SOME)]
+    data = _data(recipe, config, available, first)
     fields = data.reads.asked_columns(available)
     wanted = list(dict.fromkeys(fields.values()))
     named.check(wanted)
@@ -200,7 +204,7 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
     return evaluation_recipe(place, str(beside), [], trust_remote_code=trust_remote_code)
 
 
-def _data(recipe: Recipe, config, there: set[str]) -> Data:
+def _data(recipe: Recipe, config, there: set[str], first: list[dict[str, Any]]) -> Data:
     """The tokenizer or image processor of the objective that reads rows and answers them; no rows."""
     objective, place = objective_of(recipe), recipe.model.name_or_path
     head = next(iter(config.architectures or []), "")
@@ -212,6 +216,7 @@ def _data(recipe: Recipe, config, there: set[str]) -> Data:
             processor = open_tokenizer(place, recipe.trust_remote_code)
     if recipe.task is None or not objective.Answers.head:
         objective = objective_of_head(config, recipe, None if reads_images else processor, there)
+    objective = objective.for_rows(first)
     longest = None if reads_images else objective.lengths().get("max_length")
     if longest is not None:
         processor.model_max_length = min(processor.model_max_length, longest)  # transformers' pipelines truncate there
