@@ -365,19 +365,6 @@ def tags_as_lists_in_a_table(words, index):
     return {"sentence": " ".join(tokens), "words": tokens, "pos": ["NN" if len(word) > 4 else "X" for word in tokens]}
 
 
-@shape("token_classification", "ner_dataset.csv", 300)
-def a_word_in_each_row(words, index):
-    word = ("London", "is", "the", "capital", ".")[index % 5]
-    number = f"Sentence: {1 + index // 5}" if index % 5 == 0 else ""
-    return {"Sentence #": number, "Word": word, "POS": "NN", "Tag": "B-geo" if index % 5 == 0 else "O"}
-
-
-@shape("token_classification", "doccano.jsonl")
-def spans_of_characters(words, index):
-    text = f"Yesterday {words.one('Anna', 'Bernd')} saw that {words()}"
-    return {"id": index, "text": text, "label": [[10, 10 + len(text.split()[1]), "PER"]]}
-
-
 # ---- questions
 
 

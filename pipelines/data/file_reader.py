@@ -14,7 +14,7 @@ from .documents import Limits, counted_from
 from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
-from .plain_text import PlainText
+from .plain_text import PlainText, TextExample
 from .reader import Reader, Row, View
 
 # What is found of a file: in words, and what to do where it is wrong.
@@ -130,6 +130,8 @@ class FileReader(Reader):
 
     def identity(self) -> Any:
         identity = {"files": file_identities(self.field, self.paths)} | super().identity()
+        if isinstance(self.view.other, TextExample) and any(format_of(path) is None for path in self.paths):
+            identity |= {"folders": [path.parent.name for path in self.paths]}
         found = [one for path in self.paths for one in self.found_in(path).items()]
         encodings, separators = ([value for name, value in found if name == of] for of in ("encoding", "separator"))
         if isinstance(self.view.other, PlainText):

@@ -10,6 +10,7 @@ from ..objectives.chat_forms import recognise
 from .what_columns_hold import Column, Table, hints, language_of
 
 IMAGE = re.compile(r".*\.(png|jpe?g|bmp|gif|webp|tiff?)", re.IGNORECASE)
+MARKED = re.compile(r"O|[BIESLUM]-\S+")
 CHOICE = re.compile(r"(.*(?:option|choice|ending|answer|candidate)[ _]?)?([a-e]|\d)", re.IGNORECASE)
 OF_CHOICES = re.compile(r"choice|option|ending", re.IGNORECASE)
 CLASSIFIES, SIMILAR = "sequence_classification", "sentence_similarity"
@@ -20,7 +21,8 @@ class Guess:
     """A task, and why it may be meant.
 
     settings: of its section; label: a comment on that of the label. reads: the columns of the text that is read;
-    writes: of the text that is learned to be written. data, evaluation: settings of these sections.
+    writes: of the text that is learned to be written. data, evaluation: settings of these sections. unfit: why the
+    task cannot read the rows as they are, and what would be right.
     """
 
     task: str
@@ -32,6 +34,11 @@ class Guess:
     writes: str | None = None
     data: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] = field(default_factory=dict)
+    unfit: str = ""
+
+    def needs(self, column: str) -> bool:
+        named = [*self.settings.values(), self.writes]
+        return column in self.reads or any(column == one or (isinstance(one, list) and column in one) for one in named)
 
 
 def guesses(table: Table) -> list[Guess]:
@@ -120,6 +127,16 @@ def tags(table: Table) -> Iterator[Guess]:
             settings = {"tokens_field": words.name, "tags_field": tagged.name}
             score = 0.9 + 0.03 * marked + 0.02 * are_names + 0.01 * tagged.has_names
             yield Guess("token_classification", score, reason, settings, (words.name,), of_counts(tagged))
+    for column in table.content():
+        reason, unfit = f"{column.name!r} holds tags", ""
+        if column.counts["O"] and not column.lists and all(MARKED.fullmatch(tag) for tag in column.counts):
+            unfit = "a word with its tag is in each row; write a .conll file: a word and its tag in each line, and an "
+            unfit += "empty line after each sentence"
+        if column.lists and not column.counts and isinstance(column.lists[0][0], list | dict):
+            unfit = f"{column.name!r} seems to hold spans of characters, such as [0, 4, PER]; write lists of words and "
+            unfit += "of their tags, or a .conll file"
+        if unfit:
+            yield Guess("token_classification", 0.65 if column.lists else 0.95, reason, unfit=unfit)
 
 
 def spans(table: Table) -> Iterator[Guess]:

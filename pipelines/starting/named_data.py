@@ -3,13 +3,14 @@
 import glob
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..data.documents import Document, Limits
-from ..data.file_formats import format_of
+from ..data.file_formats import FILE_FORMATS, format_of
 from ..data.file_reader import FileReader
 from ..data.hub_reader import HubReader
 from ..data.image_files import is_image_file
@@ -21,6 +22,7 @@ from ..errors import UserError
 from ..generation import HUB_NAME
 from ..recipes.schema import DataSection
 from ..storage.packed_files import unpacked_name
+from .what_columns_hold import value_of
 
 SPLITS = {"train": "train|training", "validation": "val|valid|validation|dev|devel", "test": "test|testing|eval"}
 FIRST_TEXTS = 500  # files of plain text that are looked at
@@ -102,13 +104,37 @@ class NamedData:
             return iter([{"image": str(path), "label": path.parent.name} for path in files])
         limits = Limits.of(section)
         if self.is_text:
-            texts = open_reader(section, split, TextView("text", limits), None).items()
-            return ({"text": item.text} for item in islice(texts, FIRST_TEXTS) if isinstance(item, Document))
-        reader = open_reader(section, split, ExampleView({}, limits), None)
-        reader = reader.seeing(ExampleView(columns_of(reader), limits))
+            texts = open_reader(section, split, TextView("text", limits), None)
+            columns = self._columns_of_texts(texts.paths, limits)
+            if not columns:
+                texts = islice(texts.items(), FIRST_TEXTS)
+                return ({"text": item.text} for item in texts if isinstance(item, Document))
+            reader = open_reader(section, split, ExampleView(columns, limits), None)
+        else:
+            reader = open_reader(section, split, ExampleView({}, limits), None)
+            reader = reader.seeing(ExampleView(columns_of(reader), limits))
         if isinstance(reader, FileReader):
             self.section |= reader.found_in(reader.paths[0])
         return (row for _, (_, row), _ in reader.read_from())
+
+    def keep_splits_with(self, columns: list[str]) -> None:
+        """Leave out splits that lack one of these columns, or have no value but -1 in it, as tests without labels."""
+        for split in ("validation", "test"):
+            setting = next((name for name in (f"{split}_files", f"{split}_split") if name in self.section), None)
+            if setting is None or self.is_images:
+                continue
+            first = [row for row in islice(self.rows(split), 50) if isinstance(row, dict)]
+            if any(all(value_of(row, name) in (None, "", -1) for row in first) for name in columns):
+                self.unused.append(Path(str(self.section.pop(setting))).name)
+
+    def _columns_of_texts(self, paths: list[Path], limits: Limits) -> dict[str, str]:
+        """The columns that text files have: words and tags, a text and its folder; {}: they are texts alone."""
+        first = list(islice(FILE_FORMATS[".conll"].rows("FILE", paths[0], [], limits), 50))
+        if len(first) > 2 and sum(isinstance(row, dict) for _, row in first) > 0.9 * len(first):
+            return {"tokens_field": "tokens", "tags_field": "tags"}
+        folders = Counter(path.parent.name for path in paths)
+        are_classes = 1 < len(folders) < 30 and min(folders.values()) > 4 and not any(map(str.isdecimal, folders))
+        return {"text_field": "text", "label_field": "label"} if are_classes else {}
 
 
 def columns_of(reader: Reader) -> dict[str, str]:

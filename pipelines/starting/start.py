@@ -38,6 +38,9 @@ def start(name: str, task: str | None = None, model: str | None = None) -> Start
     chosen = found[0] if task is None else next((guess for guess in found if guess.task == task), None)
     if chosen is None:
         raise UserError(f"--task {task} does not fit {name}; what fits: {', '.join(guess.task for guess in found)}")
+    if chosen.unfit:
+        raise UserError(f"{name}: {chosen.unfit}")
+    data.keep_splits_with([one for one in table.columns if chosen.needs(one)])
     others = [guess for guess in found if guess is not chosen]
     columns = [one for one in (*chosen.reads[:1], chosen.writes) if one is not None]
     languages = [language_of(table.columns[one].texts) for one in columns if one in table.columns]

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from itertools import islice
 from typing import Any
 
-from ..data.cells import cell, cell_names
+from ..data.cells import cell, cell_names, list_in
 from ..errors import UserError
 from ..recipes.recipe_files import shipped_yaml
 
@@ -31,7 +31,7 @@ class Column:
 
     def __init__(self, name: str, values: list[Any]):
         self.name = name
-        self.filled = [getattr(value, "class_name", value) for value in values if not is_empty(value)]
+        self.filled = [list_in(getattr(value, "class_name", value)) for value in values if not is_empty(value)]
         self.share, self.size = len(self.filled) / max(1, len(values)), len(values)
         self.has_names = any(hasattr(value, "class_name") for value in values)
         self.lists = [value for value in self.filled if isinstance(value, list)]
@@ -69,9 +69,9 @@ class Column:
         for name, sign in SIGNS.items():
             cells = [[part.strip() for part in text.split(sign)] for text in self.texts]
             parts = {part for cell in cells for part in cell}
-            if cells and sum(map(len, cells)) > 1.2 * len(cells) and max(map(len, parts)) <= LONGEST_CLASS:
-                if 2 * len(parts) <= max(len(cells), 5) and len(parts) < len(self.counts):
-                    return name
+            comes_again = 2 * len(parts) <= max(len(cells), 5) and len(parts) < len(self.counts)
+            if comes_again and sum(map(len, cells)) > 1.2 * len(cells) and max(map(len, parts)) <= LONGEST_CLASS:
+                return name
         return None
 
     @cached_property

@@ -108,8 +108,7 @@ class Written:
         return section | {"bad_rows": "skip"}
 
     def _unread(self) -> str:
-        read = " ".join(map(str, (self.guess.settings.values(), self.guess.reads, self.guess.writes)))
-        unread = [name for name in self.table.columns if name not in read]
+        unread = [name for name in self.table.columns if not self.guess.needs(name)]
         words = f"; not read: {', '.join(unread[:4])}" + ", ..." * (len(unread) > 4) if unread else ""
         return words + (f"; no split: {', '.join(self.data.unused[:3])}" if self.data.unused else "")
 
