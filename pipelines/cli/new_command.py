@@ -9,9 +9,9 @@ from .output import quoted, say_loading
 
 def add_arguments(add_parser) -> None:
     parser = add_parser(
-        description="Look at some rows of your data and write a recipe: what each column holds, which task learns it,\n"
-        "lengths, splits, the model to begin from. Each guess has a comment and can be changed. Then show what came\n"
-        "in, two rows as the model will see them, and the commands that follow. Nothing is trained or overwritten.",
+        description="Look at some rows of your data and write a recipe: what each column holds, which task learns\n"
+        "it, lengths, splits, the model to begin from. Each guess has a comment and can be changed. Then show what\n"
+        "came in, two rows as the model will see them, and the commands that follow. Nothing is overwritten.",
         epilog="examples:\n"
         "  anyformer new tickets.csv\n"
         "  anyformer new tickets.csv --task multi_label_classification --out several.yaml\n"
@@ -30,20 +30,20 @@ def run(args) -> None:
         raise UserError(f"--out {args.out} is there already, and nothing is overwritten; name another file by --out")
     say_loading()
     from ..recipes.compose import load_recipe
-    from ..starting.start import start
+    from ..starting.written_recipe import start
     from ..storage.atomic import write_atomically
     from .preview_command import preview
 
     started = start(args.name, args.task, args.model)
     write_atomically(out, started.text)
-    print(f"{out}: {started.words}")
+    print(f"{out}\n{started.text}")
     recipe = load_recipe(str(out), trust_remote_code=args.trust_remote_code)
     if started.beginning.is_here:
         preview(recipe, 2)
     else:
         print(f"no rows are shown: {started.beginning.words}")
-    run_of, name = quoted(recipe.training.output_dir), quoted(out)
-    print(f"anyformer preview {name}      # more rows")
-    print(f"anyformer train {name}")
-    print(f"anyformer evaluate {run_of} {name}")
-    print(f"anyformer predict {run_of} NEW_ROWS --out answers.csv")
+    folder, name = quoted(recipe.training.output_dir), quoted(out)
+    print(f"\nanyformer preview {name}    # more rows\nanyformer train {name}\nanyformer evaluate {folder} {name}")
+    print(
+        f"anyformer predict {folder} NEW_ROWS --out answers.csv" if recipe.task else f"anyformer generate {folder} TEXT"
+    )

@@ -16,25 +16,24 @@ from ..data.hub_reader import HubReader
 from ..data.image_files import is_image_file
 from ..data.opening import open_reader
 from ..data.patterns import find_files
-from ..data.plain_text import TEXT
-from ..data.reader import ExampleView, Reader, TextView
-from ..errors import UserError
+from ..data.plain_text import CODE_AND_MARKUP, TEXT
+from ..data.reader import ExampleView, TextView
+from ..errors import UserError, first_line
 from ..generation import HUB_NAME
 from ..recipes.schema import DataSection
 from ..storage.packed_files import unpacked_name
 from .what_columns_hold import value_of
 
-SPLITS = {"train": "train|training", "validation": "val|valid|validation|dev|devel", "test": "test|testing|eval"}
+SPLITS = {"train": "train training", "validation": "val valid validation dev devel", "test": "test testing eval"}
 FIRST_TEXTS = 500  # files of plain text that are looked at
 
 
 class NamedData:
-    """section: {setting of the data section: value}. comments: on them. is_text, is_images: what files are, where they
-    are no tables. unused: files of a folder that no split reads."""
+    """section: the data section. is_text, is_images: what files are, where they are no tables. unused: files of a folder
+    that are of no split. Raises UserError where there are no data."""
 
     def __init__(self, name: str):
-        self.name, self.comments, self.unused = name, {}, []
-        self.is_text = self.is_images = False
+        self.name, self.unused, self.is_text, self.is_images = name, [], False, False
         path = Path(name).expanduser()
         if path.is_dir():
             self.section = self._of_folder(path)
@@ -46,41 +45,36 @@ class NamedData:
             self.section = {"dataset": name} | self._splits_on_the_hub(name)
 
     def _of_folder(self, folder: Path) -> dict[str, Any]:
-        there = [path for path in sorted(folder.rglob("*")) if path.is_file() and not _is_hidden(path, folder)]
+        there = [path for path in sorted(folder.rglob("*")) if path.is_file() and "/." not in f"/{path}"]
         images, tables = [p for p in there if is_image_file(p)], [p for p in there if format_of(p)]
-        texts = [path for path in there if Path(unpacked_name(path.name)).suffix in TEXT]
-        self.is_images = 2 * len(images) > len(there)
+        suffixes = Counter(Path(unpacked_name(path.name)).suffix for path in there)
+        of_text = [one for one in (*TEXT, *CODE_AND_MARKUP) if suffixes[one]]
+        of_text.sort(key=lambda one: (one not in TEXT, -suffixes[one]))
+        texts = [path for path in there if Path(unpacked_name(path.name)).suffix in of_text[:1]]
+        lists_images = tables and len({path.parent for path in images}) == 1  # a table beside a folder of images
+        self.is_images = 2 * len(images) > len(there) and not lists_images
         self.is_text = not self.is_images and not tables
-        files = images if self.is_images else tables or texts
-        if not files:
-            raise UserError(f"FOLDER={folder} holds no table, text or image")
         splits: dict[str | None, list[Path]] = {}
-        for path in files:
+        for path in images if self.is_images else tables or texts:
             splits.setdefault(split_of(path.relative_to(folder)), []).append(path)
-        unnamed = splits.pop(None, [])
-        exact = [
-            path for path in splits.get("train", []) if path.name.split(".")[0].lower() in SPLITS["train"].split("|")
-        ]
+        if not splits:
+            raise UserError(f"FOLDER={folder} holds no table, text or image")
+        others = splits.pop(None, [])
         if "train" not in splits:
-            splits["train"], unnamed = (unnamed, []) if unnamed else (splits.pop(next(iter(splits))), [])
-        self.unused = [path.name for path in [*unnamed, *(set(splits["train"]) - set(exact) if exact else ())]]
+            splits["train"], others = (others, []) if others else (splits.pop(next(iter(splits))), [])
+        exact = [path for path in splits["train"] if path.name.partition(".")[0].lower() == "train"]
+        self.unused = [path.name for path in [*others, *(set(splits["train"]) - set(exact) if exact else ())]]
         splits["train"] = exact or splits["train"]
-        order = [split for split in SPLITS if split in splits]
-        return {_setting(split): self._pattern(splits[split], folder) for split in order}
+        settings = {split: "files" if split == "train" else f"{split}_files" for split in SPLITS}
+        return {settings[split]: self._pattern(splits[split]) for split in SPLITS if split in splits}
 
-    def _pattern(self, files: list[Path], folder: Path) -> str | list[str]:
-        """A path, a folder of images, or the shortest pattern that stands for these files and no others."""
-        if len(files) == 1:
-            return str(files[0])
+    def _pattern(self, files: list[Path]) -> str | list[str]:
+        """What names the files of a split: a path, a folder of images, a pattern; training leaves out other splits'."""
         above, suffix = os.path.commonpath([path.parent for path in files]), "".join(files[0].suffixes)
-        if self.is_images:
-            return above
-        start = os.path.commonprefix([path.name for path in files])
-        for pattern in (f"*{suffix}", f"{start}*{suffix}", f"**/*{suffix}", f"**/{start}*{suffix}"):
-            whole = os.path.join(glob.escape(above), pattern)
-            if sorted(glob.glob(whole, recursive=True)) == sorted(map(str, files)):
-                return whole
-        return list(map(str, files))
+        names = sorted(path.name for path in files)
+        start = names[0][: next((at for at, (a, b) in enumerate(zip(names[0], names[-1])) if a != b), 0)]
+        many = above if self.is_images else os.path.join(glob.escape(above), "**", f"{start}*{suffix}")
+        return str(files[0]) if len(files) == 1 else many
 
     def _splits_on_the_hub(self, name: str) -> dict[str, str]:
         from datasets import get_dataset_split_names
@@ -88,44 +82,38 @@ class NamedData:
         try:
             there = get_dataset_split_names(name)
         except Exception as error:  # of datasets, of the Hub, of the network
-            reason = str(error).split("\n")[0][:300].rstrip(".")
+            reason = first_line(error).rstrip(".")[:300]
             raise UserError(f"{name} is no file or folder here, and no data set that can be read: {reason}") from None
         found = {split: next((one for one in there if split_of(Path(one)) == split), None) for split in SPLITS}
-        found["train"] = found["train"] or there[0]
-        names = {"split" if split == "train" else f"{split}_split": one for split, one in found.items()}
-        return {name: one for name, one in names.items() if one is not None and (name, one) != ("split", "train")}
+        train = {"split": found.pop("train") or there[0]}
+        return train | {f"{split}_split": one for split, one in found.items() if one is not None}
 
     def rows(self, split: str = "train") -> Iterator[dict[str, Any] | UserError]:
-        """The rows of a split, whose columns are all those that its files have."""
+        """The rows of a split with all columns that they have; of plain text the first ones. How a file is read is
+        noted in the section."""
         section = DataSection(**self.section)
         if self.is_images:
-            paths = glob.glob(f"{glob.escape(self.section['files'])}/**/*", recursive=True)
-            files = [path for path in map(Path, sorted(paths)) if is_image_file(path)]
-            return iter([{"image": str(path), "label": path.parent.name} for path in files])
-        limits = Limits.of(section)
+            paths = sorted(glob.glob(f"{glob.escape(self.section['files'])}/**/*", recursive=True))
+            return ({"image": one, "label": Path(one).parent.name} for one in paths if is_image_file(Path(one)))
+        limits, columns = Limits.of(section), {}
         if self.is_text:
             texts = open_reader(section, split, TextView("text", limits), None)
             columns = self._columns_of_texts(texts.paths, limits)
             if not columns:
-                texts = islice(texts.items(), FIRST_TEXTS)
-                return ({"text": item.text} for item in texts if isinstance(item, Document))
-            reader = open_reader(section, split, ExampleView(columns, limits), None)
-        else:
-            reader = open_reader(section, split, ExampleView({}, limits), None)
-            reader = reader.seeing(ExampleView(columns_of(reader), limits))
+                return ({"text": one.text} for one in islice(texts.items(), FIRST_TEXTS) if isinstance(one, Document))
+        reader = open_reader(section, split, ExampleView(columns, limits), None)
         if isinstance(reader, FileReader):
             self.section |= reader.found_in(reader.paths[0])
+        if not columns:
+            reader = reader.seeing(ExampleView(columns_of(reader), limits))
         return (row for _, (_, row), _ in reader.read_from())
 
     def keep_splits_with(self, columns: list[str]) -> None:
         """Leave out splits that lack one of these columns, or have no value but -1 in it, as tests without labels."""
-        for split in ("validation", "test"):
-            setting = next((name for name in (f"{split}_files", f"{split}_split") if name in self.section), None)
-            if setting is None or self.is_images:
-                continue
-            first = [row for row in islice(self.rows(split), 50) if isinstance(row, dict)]
+        for setting in [name for name in self.section if re.fullmatch("(validation|test)_(files|split)", name)]:
+            first = [row for row in islice(self.rows(setting.split("_")[0]), 50) if isinstance(row, dict)]
             if any(all(value_of(row, name) in (None, "", -1) for row in first) for name in columns):
-                self.unused.append(Path(str(self.section.pop(setting))).name)
+                self.unused.append(Path(self.section.pop(setting)).name)
 
     def _columns_of_texts(self, paths: list[Path], limits: Limits) -> dict[str, str]:
         """The columns that text files have: words and tags, a text and its folder; {}: they are texts alone."""
@@ -137,7 +125,7 @@ class NamedData:
         return {"text_field": "text", "label_field": "label"} if are_classes else {}
 
 
-def columns_of(reader: Reader) -> dict[str, str]:
+def columns_of(reader: HubReader | FileReader) -> dict[str, str]:
     """All columns of a data set or of files that name them, as a view takes them; of other files none need naming."""
     if isinstance(reader, HubReader):
         names = reader.table.column_names
@@ -148,17 +136,9 @@ def columns_of(reader: Reader) -> dict[str, str]:
 
 def split_of(path: Path) -> str | None:
     """The split that a file's name, or the name of a folder that it is in, stands for."""
-    for part in (path.name.split(".")[0], *path.parts[-2::-1]):
-        words = re.split(r"[\W_\d]+", part.lower())
-        found = next((split for split, names in SPLITS.items() if {*names.split("|")} & {*words}), None)
+    for part in (path.name.partition(".")[0], *path.parts[-2::-1]):
+        words = {*re.split(r"[\W_\d]+", part.lower())}
+        found = next((split for split, names in SPLITS.items() if words & {*names.split()}), None)
         if found is not None:
             return found
     return None
-
-
-def _setting(split: str) -> str:
-    return "files" if split == "train" else f"{split}_files"
-
-
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
