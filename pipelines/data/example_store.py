@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,16 @@ class EncodedExamples(MappedStore, Rows, Dataset):
     def texts(self, column: str) -> list[str]:
         """A column of raw texts, in the order of the rows."""
         return self._table[column].to_pylist()
+
+    def hashes(self, column: str) -> list[int]:
+        """A number for each row, equal where rows have the same list, or number, in a column."""
+        if not pyarrow.types.is_list(self._table[column].type):
+            return self.numbers(column).tolist()
+        found = []
+        for chunk in self._table[column].chunks:
+            values, bounds = chunk.values.to_numpy(), chunk.offsets.to_numpy()
+            found += [hash(values[start:end].tobytes()) for start, end in pairwise(bounds)]
+        return found
 
     def numbers(self, column: str) -> np.ndarray:
         """A column with one number for each row, in the order of the rows."""

@@ -45,10 +45,11 @@ class FileFormat(ABC):
 
     suffixes: ends of the names of such files, in lower case, as registered. counts: what row numbers count, as a word.
     is_compressed: whether the format compresses by itself; its files are not packed, and their size says little.
-    has_own_paths: whether a path in a row is relative to the file's folder.
+    has_own_paths: whether a path in a row is relative to the file's folder. ways: settings of how such a table is read.
     """
 
     suffixes: tuple[str, ...]
+    ways: tuple[str, ...] = ()
     counts = "row"
     is_compressed = False
     has_own_paths = False
@@ -79,14 +80,18 @@ class FileFormat(ABC):
         """Names of the classes, where the file carries them (`datasets.ClassLabel`)."""
         return None
 
+    def encoding(self, path: Path) -> str | None:
+        """The encoding of a file, as encoding_of finds it; UTF-8 of one that is no text."""
+        return UTF8 if self.is_compressed else encoding_of(path)
+
     def found(self, path: Path, limits: Limits) -> dict[str, str]:
         """{setting of the data section: value} of how a file is read, where neither `limits` nor the format says it."""
-        encoding = None if self.is_compressed or limits.encoding != UTF8 else encoding_of(path)
+        encoding = self.encoding(path) if limits.encoding == UTF8 else None
         return {} if encoding in (None, UTF8) else {"encoding": encoding}
 
     def like(self, path: Path, limits: Limits, other: Limits) -> Limits:
         """The limits, with what those of other files say where the file itself does not tell otherwise."""
-        is_told = other.encoding == UTF8 or self.is_compressed or encoding_of(path) not in (None, "cp1252")
+        is_told = other.encoding == UTF8 or self.encoding(path) not in (None, "cp1252")
         return limits if is_told else replace(limits, encoding=other.encoding)
 
 
@@ -236,6 +241,7 @@ class Separated(FileFormat):
 
     counts = "line"
     has_own_paths = True
+    ways = ("data.separator", "data.encoding")
     usual: str
 
     def separator(self, path: Path, limits: Limits, usual: str | None = None) -> str:
@@ -297,11 +303,10 @@ def _found_separator(encoding: str, usual: str, path: Path) -> str:
     with open_file(path, encoding) as stream:
         text = stream.read(_SAMPLE).decode("utf-8", "replace")
         is_whole = not stream.read(1)
-    named = re.match(r'"?sep=(.)"?[\r\n]', text, re.IGNORECASE)
+    said = [name for name, sign in SEPARATORS.items() if text[:6].strip('"').lower().startswith(f"sep={sign}")]
     shares = {name: _share_alike(text, sign, is_whole) for name, sign in SEPARATORS.items()}
-    said = [name for name, sign in SEPARATORS.items() if named and named[1] == sign]
     others = [name for name, share in shares.items() if share > max(1 / 2, shares[usual])]
-    return next(iter(said), max(others, key=shares.__getitem__, default=usual))
+    return said[0] if said else max(others, key=shares.__getitem__, default=usual)
 
 
 def _share_alike(text: str, sign: str, is_whole: bool) -> float:
@@ -440,6 +445,7 @@ class Excel(FileFormat):
 
     is_compressed = True
     has_own_paths = True
+    ways = ("data.sheet",)
 
     def rows(self, field, path, columns, limits):
         names = None
@@ -457,9 +463,8 @@ class Excel(FileFormat):
                     names = ["" if value is None else str(value) for value in values]
                     check_names_of_columns(names, columns, f"{field}: {path}, row {number}")
                 else:
-                    row = dict(zip_longest(names, values[: len(names)]))
-                    beyond = {f"column {at + 1}": values[at] for at in range(len(names), len(values))}
-                    yield number, row | {name: value for name, value in beyond.items() if value is not None}
+                    names += [f"column {at + 1}" for at in range(len(names), len(values))]
+                    yield number, dict(zip_longest(names, values))
 
     def found(self, path, limits):
         names = contents.value(path, "sheets", self._sheets)

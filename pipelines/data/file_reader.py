@@ -69,7 +69,10 @@ class FileReader(Reader):
         with readable(field, path):
             columns = file_format.columns(field, path)
             if columns is None:
-                self.view.check_some(self.rows_in(path), field)
+                try:
+                    self.view.check_some(self.rows_in(path), field)
+                except UserError as error:
+                    raise UserError(f"{str(error).rstrip('.')}{self.none_usable()}") from None
         if columns is not None:
             self.view.check_columns(columns, str(path))
 
@@ -132,11 +135,10 @@ class FileReader(Reader):
         identity = {"files": file_identities(self.field, self.paths)} | super().identity()
         if isinstance(self.view.other, TextExample) and any(format_of(path) is None for path in self.paths):
             identity |= {"folders": [path.parent.name for path in self.paths]}
-        found = [one for path in self.paths for one in self.found_in(path).items()]
-        encodings, separators = ([value for name, value in found if name == of] for of in ("encoding", "separator"))
         if isinstance(self.view.other, PlainText):
-            identity |= {"document": self.view.other.document} | ({"encodings": encodings} if encodings else {})
-        return identity | ({"separators": separators} if separators else {})
+            found = [found["encoding"] for path in self.paths if "encoding" in (found := self.found_in(path))]
+            identity |= {"document": self.view.other.document} | ({"encodings": found} if found else {})
+        return identity
 
     def found_in(self, path: Path) -> dict[str, str]:
         """{setting: value} of how a file is read, where neither the recipe nor its format says it."""
@@ -152,6 +154,12 @@ class FileReader(Reader):
                 ways_out = " and ".join(FOUND[name][1] for name in found)
                 account.read_as("file", path.name, words, hint=f"if that is wrong, {ways_out}")
         return account
+
+    def none_usable(self) -> str:
+        ways = format_of(self.paths[0]).ways if format_of(self.paths[0]) else ()
+        section = "task" if self.view.names_classes else self.where
+        settings = [*ways, *(f"{section}.{name}" for name in self.columns)][:3]
+        return f"; no row can be used: try {', '.join(settings[:-1])} or {settings[-1]}" if ways else ""
 
     def named(self) -> list[dict[str, list[str]]]:
         return [names_in(self.field, path, self.columns) for path in self.paths if self.view.names_classes]

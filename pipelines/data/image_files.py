@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import UserError
 from ..storage.contents import content_hash, contents
 from ..words import counted
-from .account import Account
 from .file_formats import FileFormat
 from .file_reader import FileReader
 from .files import readable
@@ -27,6 +26,8 @@ def is_image_file(path: Path) -> bool:
 
 class ImageFile(FileFormat):
     """An image file as a row: its path and, as its class, the name of the folder it lies in."""
+
+    is_compressed = True
 
     def __init__(self, columns: dict[str, str]):
         self.named = columns
@@ -69,9 +70,6 @@ class ImageFiles(FileReader):
             with readable(self.field, path):
                 files.append([path.parent.name, path.name, content_hash(path)])
         return {"images": files, "columns": self.columns}
-
-    def account(self) -> Account:
-        return Account()  # an image has no encoding
 
     def class_names(self, column: str) -> list[str] | None:
         return sorted({path.parent.name for path in self.paths})

@@ -212,7 +212,8 @@ def open_examples(data: DataSection, columns: dict[str, str], classes: str | Non
         if kept_value(examples.identity, lambda examples=examples: next(examples.numbered(), None) is None):
             field = "test_fraction" if split == "test" else "validation_fraction"
             reason = f" (data.{field}={getattr(data, field)} leaves none)" if is_part else ""
-            raise UserError(f"data: {source.name} holds no example for {split}{reason}")
+            way_out = "" if is_part and split != TRAIN else source.none_usable()
+            raise UserError(f"data: {source.name} holds no example for {split}{reason}{way_out}")
     return splits
 
 

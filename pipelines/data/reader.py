@@ -193,6 +193,10 @@ class Reader(Source):
         """The same rows with these columns alone; the others need not be read."""
         return self.seeing(self.view.only(*columns))
 
+    def none_usable(self) -> str:
+        """What to add to an error where no row can be used: the settings that may be wrong."""
+        return ""
+
     def named(self) -> list[dict[str, list[str]]]:
         """For each file {column: names of its classes}, where the data itself carries them (`datasets.ClassLabel`)."""
         return []

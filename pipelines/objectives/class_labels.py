@@ -15,6 +15,7 @@ from ..recipes.types import show
 from .base import Objective
 from .data import Data
 from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
+from .label_writing import Meaning
 from .learns import Learns
 from .losses import WeightedClasses
 from .reads import Reads, label_column
@@ -27,6 +28,10 @@ class NamedClassSettings(ObjectiveSettings):
     label_names: list[str] | None = doc(
         "names of the classes, in the order of their numbers; null: taken from the data"
     )
+    label_map: dict[str, str] | None = doc(
+        "the classes of values of the data, such as {'0': bad, '1': good, Biling: Billing}; others are as they are"
+    )
+    merge_labels: bool = doc("names that differ only in case, spaces, _, - or a full stop at the end are one", False)
     class_weights: list[float] | Literal["balanced"] | None = doc(
         "what each class counts in the loss, in the order of the classes (of several in a text: what having it counts, "
         "beside not having it); balanced: the more, the rarer it is in the training examples, so that all classes "
@@ -94,7 +99,7 @@ class ClassLabels:
 
     def identity(self) -> list[str]:
         """What labels depend on besides the examples; if it changes, the examples are encoded anew."""
-        return self.names
+        return [*self.names, *self.classes.meaning.identity()]
 
     def facts(self, labels: Any) -> dict[str, Any]:
         """Facts about a batch's labels, whose numbers are added up over all batches."""
@@ -133,11 +138,14 @@ def find_classes(
     column, field = label_column(reads.settings)
     given, weights, new_head = reads.settings.label_names, reads.settings.class_weights, ""
     origin = "of task.label_names" if facts.measured is None else "of the model"
+    meaning = Meaning(reads.settings.label_map or {}, reads.settings.merge_labels)
     if facts.measured is not None:
-        given = _names_of_model(reads, facts.measured, sources[facts.split].source.class_names(column), learned)
+        stored = sources[facts.split].source.class_names(column)
+        stored = stored and list(dict.fromkeys(map(meaning, stored)))
+        given = _names_of_model(reads, facts.measured, stored, learned)
 
     def named(names: list[str] | None, origin: str = "of the checkpoint") -> Classes:
-        return Classes(field, column, sources, cache, names, classes_in, origin)
+        return Classes(field, column, sources, cache, names, classes_in, origin, meaning)
 
     classes = named(given, origin)
     names = learned(classes.names)
@@ -223,7 +231,7 @@ def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path, progress
     has_own = {"validation": section.validation_files or section.validation_split}
     has_own["test"] = section.test_fraction is None
     for split, one in rows.items():
-        counts = one.facts.get("classes") or {}
+        counts = one.facts.get("classes") or one.facts.get("labels") or {}
         one.account.note(*class_notes(split, counts, not section.by_class and not has_own.get(split)))
     return rows
 

@@ -57,17 +57,17 @@ class ReadsExamples(Reads):
         """The text in one of the `text_columns` of an example; raises UserError if there is none."""
         return filled_text_of(row, column, field, place)
 
+    def texts_in(self, row: dict, place: str) -> list[str]:
+        """The texts of an example, on which a tokenizer is trained. Raises UserError."""
+        return [self.text_in(row, column, field, place) for field, column in self.text_columns().items()]
+
     open = open_columns
 
     def texts(self, source: "Examples") -> "Corpus":
         from ..data.examples import ExampleTexts
 
-        columns = self.text_columns()
-
-        def render(place: str, row: dict) -> list[str]:
-            return [self.text_in(row, column, field, place) for field, column in columns.items()]
-
-        return ExampleTexts(source, render, {"texts": columns})
+        key = {"texts": self.text_columns()} | ({"names": True} if getattr(self.settings, "text_names", False) else {})
+        return ExampleTexts(source, lambda place, row: self.texts_in(row, place), key)
 
     def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)

@@ -6,12 +6,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..data.account import Account
 from ..errors import UserError, did_you_mean
 from ..recipes.types import show
+from .label_writing import Cell, Meaning, alike, groups_alike, parts_of
 
 FEW = 10  # rows; a class that has fewer may be called rare
 
@@ -27,8 +29,8 @@ class Classes:
     field: how errors name the column, task.label_field='label'. given: the names; None: the class names stored with the
     data, else the column's strings in alphabetical order, else LABEL_0, LABEL_1, ... for the numbers 0 to n, else the
     numbers themselves; of all splits, as a rare class may be in only one of them. classes_in: (value, place) ->
-    (place, class) of each class in a column's value. origin: whose the given names are; then whose all are. numbered:
-    whether the numbers 0 to n in the data stand for the names in their order.
+    (place, class) of each class in a column's value. origin: whose the given names are; then whose all are. meaning: of
+    values. numbered: whether the numbers 0 to n in the data stand for the names in their order.
     """
 
     def __init__(
@@ -40,13 +42,16 @@ class Classes:
         given: list[str] | None = None,
         classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value,
         origin: str = "of task.label_names",
+        meaning: Meaning = Meaning(),  # noqa: B008 (frozen)
     ):
+        self.meaning = meaning
         stored = [examples.source.class_names(column) for examples in splits.values()]
-        of_data = list(dict.fromkeys(name for names in stored for name in names or []))
+        of_data = list(dict.fromkeys(meaning(name) for names in stored for name in names or []))
         self.field, self.numbered = field, given is not None or stored[0] is not None
         found = of_data if stored[0] is not None else []
         self.origin = origin if given is not None else "of the data set" if found else "of the column"
-        self.names = given or found or _names_in_data(field, column, splits, cache, classes_in)
+        self.names = given or found or _names_in_data(field, column, splits, cache, classes_in, meaning)
+        self.alike = {alike(name): number for number, name in enumerate(self.names)} if meaning.merges else {}
         self.numbers = {name: number for number, name in enumerate(self.names)}
         # Given names for those stored with the data, where one is called otherwise: its place tells which.
         others = ((old, new) for old, new in zip(of_data, self.names) if old not in self.numbers and new not in of_data)
@@ -67,20 +72,26 @@ class Classes:
         is_unnamed = are_unnamed(self.names)
         if not is_unnamed:
             value = getattr(value, "class_name", value)
-        number = self._number(value, place)
+        number = self._number(self.meaning(value), place)
         name, written = self.names[number], str(value)
         if account is not None:
             account.used("class name", self.origin)
             if written != name and not (is_unnamed and isinstance(value, int)):
-                is_usual = not isinstance(value, str) or written in self.renamed
+                is_usual = not isinstance(value, str) or written in self.renamed or written in self.meaning.names
                 account.read_as("class", written, name, is_usual=is_usual)
         return number
+
+    def has(self, name: str) -> bool:
+        """Whether it is a class, in whatever way it is written."""
+        return self.meaning(name) in self.numbers or alike(self.meaning(name)) in self.alike
 
     def _number(self, value: Any, place: str) -> int:
         if isinstance(value, str | int | float):
             name = self.renamed.get(str(value), str(value))
             if name in self.numbers:
                 return self.numbers[name]
+            if alike(name) in self.alike:
+                return self.alike[alike(name)]
         number = amount_of(value)
         if self.are_numbers and number is not None:
             if number in self.of_value:
@@ -109,39 +120,54 @@ def amount_of(label: Any) -> float | None:
         return float(label) if isinstance(label, int | float) and math.isfinite(label) else None
 
 
-def _names_in_data(field: str, column: str, splits, cache: Path, classes_in: Callable) -> list[str]:
+def _names_in_data(field: str, column: str, splits, cache: Path, classes_in: Callable, meaning: Meaning) -> list[str]:
     from ..data.examples import examples_fingerprint
     from ..storage.cache import cached_folder, sha
 
     folder = cached_folder(
         cache,
         "classes",
-        sha([[examples_fingerprint(examples) for examples in splits.values()], column]),
-        lambda work: (work / "names.json").write_text(json.dumps(_scan(field, column, splits, classes_in))),
+        sha([[examples_fingerprint(examples) for examples in splits.values()], column, *meaning.identity()]),
+        lambda work: (work / "names.json").write_text(json.dumps(_scan(field, column, splits, classes_in, meaning))),
         files={path: state for examples in splits.values() for path, state in examples.files.items()},
     )
     return json.loads((folder / "names.json").read_text())
 
 
-def _scan(field: str, column: str, splits, classes_in: Callable) -> list[str]:
-    classes, kind = set(), None
+def _scan(field: str, column: str, splits, classes_in: Callable, meaning: Meaning) -> list[str]:
+    values, cells, kind = Counter(), Counter(), None  # as they are written
     for split, examples in splits.items():
         for place, row in examples.only(column):
             for where, value in classes_in(row[column], place):
                 if kind is not False:  # numbers without names in the first file have none in others either
                     value = getattr(value, "class_name", value)
                 check_class(value, field, where)
-                if kind not in (None, isinstance(value, str)):
+                if kind not in (None, isinstance(meaning(value), str)):
                     raise UserError(f"{field}: {where} holds {value!r}, but others before it are of another type")
-                kind = isinstance(value, str)
-                classes.add(value if kind else int(value))
+                kind = isinstance(meaning(value), str)
+                counts = cells if isinstance(value, Cell) else values
+                counts[value if isinstance(value, str) else int(value)] += 1
+        classes = _classes_of(values + parts_of(cells), meaning)
         if split == "train" and len(classes) < 2:
             only = f"has the class {classes.pop()!r}" if classes else "has no class"
             raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
+    known = {str(value) for value in values + parts_of(cells)}
+    unknown = next((key for key in meaning.names if key not in known), None)
+    if unknown is not None:
+        raise UserError(f"task.label_map: no label is {unknown!r}{did_you_mean(unknown, known)}")
     if kind:
         return sorted(classes)
     counted = classes == set(range(len(classes)))
     return [f"LABEL_{number}" if counted else str(number) for number in sorted(classes)]
+
+
+def _classes_of(values: Counter, meaning: Meaning) -> set:
+    """What values mean, of names that are alike the most frequent one where they are merged."""
+    counts = Counter()
+    for value, number in values.items():
+        counts[meaning(value)] += number
+    groups = groups_alike(counts) if meaning.merges else []
+    return (set(counts) - set(chain(*groups))) | {" ".join(group[0].split()) for group in groups}
 
 
 def check_class(value: Any, field: str, where: str) -> None:
@@ -197,6 +223,9 @@ def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) 
         )
         effect = "never learned" if split == "train" else "not measured"
         notes.append(f"no row of the class {listed(missing)}, {effect} here{way_out}")
+    for names in groups_alike(counts) if split == "train" else ():
+        written = listed([f"{name!r} {counts[name]:,}" for name in names])
+        notes.append(f"one class or several? {written}; task.merge_labels=true makes one of such names")
     few = min(FEW, sum(counts.values()) / max(1, len(counts)) / 2)
     rare = [f"{name!r} with {number:,}" for name, number in counts.items() if 0 < number < few]
     if rare and split == "train":

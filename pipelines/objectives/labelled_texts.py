@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.account import Account
 from ..data.batch_keys import UNLABELLED
+from ..data.cells import text_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
+from ..recipes.introspection import check_beside, show
 from ..recipes.row_words import PREDICTS, your_text
 from ..recipes.schema import ObjectiveSettings, doc
 from ..tokenizers.control_tokens import text_tokenizer
@@ -22,6 +24,7 @@ from .base import TOKENS, Objective
 from .class_labels import try_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples, stored
+from .repeated_texts import note_repeated
 from .showing import sequence_text
 from .tokens import Tokens
 
@@ -31,7 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class LabelledTextSettings(ObjectiveSettings):
-    text_field: str = doc("column that holds the text", "text")
+    text_field: str | list[str] = doc(
+        "column that holds the text, or several, such as [Subject, Description], whose texts become lines of one",
+        "text",
+    )
+    text_names: bool = doc("several columns of text: write the name of each before its text", False)
     text_pair_field: str | None = doc("column of a second text, judged together with the first")
     max_length: int = doc("tokens per text, special ones included; longer texts are cut", 256, **TOKENS)
 
@@ -55,6 +62,13 @@ class LabelledTextTask(Objective, ABC):
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})
     words = replace(PREDICTS, hub_task="text-classification", example=your_text_or_pair)
+
+    def check(self) -> None:
+        super().check()
+        named = self.settings.text_field
+        if not named or (isinstance(named, list) and len(set(named)) < len(named)):
+            raise UserError(f"task.text_field={show(named)} must name a column, or several different ones")
+        check_beside("task", self.settings, [("text_names=", isinstance(named, str), "is of several text columns")])
 
     @abstractmethod
     def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
@@ -108,7 +122,26 @@ class ReadsLabelledTexts(ReadsExamples):
     def asked_columns(self, there: Collection[str] | None = None) -> dict[str, str]:
         needed = self.objective.encoding().needs_both
         columns, there = self.text_columns(), self.text_columns().values() if there is None else there
-        return {name: column for name, column in columns.items() if needed or name == "text_field" or column in there}
+        of_pair = {name for name in columns if name.startswith("text_pair_field")}
+        return {name: column for name, column in columns.items() if needed or name not in of_pair or column in there}
+
+    def texts_in(self, row: dict, place: str, account: Account | None = None) -> list[str]:
+        """The text of an example, or both of a pair; of several columns those with a text, and the others counted."""
+        texts = []
+        for field in dict.fromkeys(name.partition(".")[0] for name in self.asked_columns(row)):
+            named = getattr(self.settings, field)
+            if isinstance(named, str):
+                texts.append(self.text_in(row, named, field, place))
+                continue
+            empty = [column for column in named if row[column] is None or not str(row[column]).strip()]
+            if len(empty) == len(named):
+                raise UserError(f"task.{field}={show(named)}: {place} holds no text in any of them; remove the example")
+            for column in empty if account is not None else ():
+                account.left_out("part", f"of texts left out, as {column!r} is empty")
+            parts = {column: text_of(row, column, field, place) for column in named if column not in empty}
+            lines = [f"{column}: {part}" if self.settings.text_names else part for column, part in parts.items()]
+            texts.append("\n".join(lines))
+        return texts
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
         return self.objective.labels(self, sources, cache)
@@ -125,19 +158,17 @@ class ReadsLabelledTexts(ReadsExamples):
         """Rows with the columns of the encoding, and labels. labelled: whether the examples have labels."""
         labels = data.labels if labelled else NoLabels(data.labels)
         columns = self.objective.encoding().columns(data.tokenizer) | {"labels": labels.type}
-        settings = [self.settings.max_length, labels.identity(), list(columns)]
+        settings = [self.settings.max_length, labels.identity(), list(columns)] + ["names"] * self.settings.text_names
         return stored(self, data, source, cache, columns, settings, make=partial(self._batches, data, labels=labels))
 
     def _batches(
         self, data: Data, examples: "Examples", account: Account, labels: Any = None
     ) -> Iterator[dict[str, list]]:
-        columns, encoding, labels = self.text_columns(), self.objective.encoding(), labels or data.labels
+        encoding, labels = self.objective.encoding(), labels or data.labels
         tokenizer = text_tokenizer(data.tokenizer)
         for batch in in_batches(examples):
-            texts = [
-                [self.text_in(row, column, field, place) for place, row in batch] for field, column in columns.items()
-            ]
-            encoded = encoding.encode(tokenizer, texts)
+            texts = zip(*(self.texts_in(row, place, account) for place, row in batch))
+            encoded = encoding.encode(tokenizer, list(map(list, texts)))
             lengths = encoding.lengths(encoded)
             for (place, _), of_row in zip(batch, lengths):
                 if not all(of_row):
@@ -151,7 +182,12 @@ class ReadsLabelledTexts(ReadsExamples):
             }
             yield {**encoded, "labels": of_batch, "facts": facts}
 
-    completed = with_class_notes
+    def completed(self, data: Data, rows: dict[str, Any], cache: Path, progress: bool) -> dict[str, Any]:
+        """With notes on texts that several examples share."""
+        section, column = self.recipe.data, next(iter(self.text_columns().values()))
+        is_divided = not (section.validation_files or section.validation_split or section.group_field)
+        note_repeated(data, rows, f"; data.group_field={column} keeps equal ones in one part" if is_divided else "")
+        return with_class_notes(self, data, rows, cache, progress)
 
     def collator(self, data: Data, packed: bool) -> Any:
         return self.objective.encoding().collator(super().collator(data, packed), data.tokenizer)
@@ -199,9 +235,7 @@ class AnswersTexts(Answers):
     head = LabelledTextTask.auto_class
 
     def asked(self, row: dict, place: str) -> dict[str, str]:
-        reads = self.data.reads
-        texts = [reads.text_in(row, column, field, place) for field, column in reads.text_columns().items()]
-        return dict(zip(("text", "text_pair"), texts))
+        return dict(zip(("text", "text_pair"), self.data.reads.texts_in(row, place, self.account)))
 
     def predict(self, finished: FinishedModel, asked: list[dict[str, str]]) -> list[dict[str, Any]]:
         results = piped(self, finished, "TextClassification", asked, top_k=None, truncation=True)

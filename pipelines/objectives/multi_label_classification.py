@@ -1,5 +1,6 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from ..data.account import Account
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import register_objective
-from ..recipes.schema import doc
+from ..recipes.schema import Recipe, doc
 from ..recipes.types import show
 from .class_labels import (
     ClassLabels,
@@ -19,7 +20,8 @@ from .class_labels import (
     find_classes,
 )
 from .class_scores import ClassScores, Judged
-from .label_values import held
+from .label_values import amount_of, held
+from .label_writing import SIGNS, Cell, list_of, parts_of, sign_in
 from .labelled_texts import (
     AnswersTexts,
     LabelledTextSettings,
@@ -36,7 +38,11 @@ IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi
 
 @dataclass
 class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings):
-    label_field: str = doc("column that holds the list of classes, numbers or names", "labels")
+    label_field: str | list[str] = doc(
+        "column that holds the list of classes, numbers or names; in a text as JSON, or between ; | or commas; or "
+        "several columns, each with a 0 or 1 for the class of its name",
+        "labels",
+    )
     labels_are: Literal["classes", "multi_hot"] = doc(
         "what a list holds: classes: those that the text has, [1, 3]; multi_hot: a 0 or 1 for each of label_names, "
         "[0, 1, 0, 1]",
@@ -46,7 +52,7 @@ class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings)
 
     @property
     def is_multi_hot(self) -> bool:
-        return self.labels_are == "multi_hot"
+        return self.labels_are == "multi_hot" or isinstance(self.label_field, list)
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,14 @@ class LabelSets(ClassLabels):
     counted: str = "labels"
     type: str = "int8[]"
     is_multi_hot: bool = False
+    columns: Sequence[str] = ()  # of one class each
 
     def of(self, row: dict, place: str, account: Account | None = None) -> list[int]:
         """A 0 or 1 for each class. Raises UserError for a class named twice, as in a multi-hot list read as classes."""
-        value = row[self.column]
-        numbers = [self.number(one, where, account) for where, one in self.classes_in(value, place)]
-        if len(set(numbers)) < len(numbers):
+        value = [row[column] for column in self.columns] if self.columns else row[self.column]
+        classes = [one for pair in self.classes_in(value, place) for one in self._parted(*pair, account)]
+        numbers = [self.number(one, where, account) for where, one in classes]
+        if len(set(numbers)) < len(numbers) and not self.classes.meaning.identity():
             twice = next(number for number in numbers if numbers.count(number) > 1)
             raise UserError(
                 f"{self.classes.field}: {place} holds {show(value)}, which names the class {self.names[twice]!r} "
@@ -69,8 +77,18 @@ class LabelSets(ClassLabels):
             )
         return [int(number in numbers) for number in range(len(self.names))]
 
+    def _parted(self, place: str, value: Any, account: Account | None) -> list[tuple[str, Any]]:
+        """(place, class) of a value; of a Cell that is no class those that its surest sign separates."""
+        if not isinstance(value, Cell) or self.classes.has(value):
+            return [(place, value)]
+        sign = sign_in([value])
+        if sign is not None and account is not None:
+            hint = "task.label_names keeps names whole"
+            account.read_as("label", "", f"read as several, between {SIGNS[sign]}", hint=hint)
+        return [(place, part) for part in parts_of({value: 1})]
+
     def identity(self) -> list[str]:
-        return ["multi_hot" if self.is_multi_hot else "several", *self.names]
+        return ["multi_hot" if self.is_multi_hot else "several", *super().identity()]
 
     def facts(self, labels: list[list[int]]) -> dict[str, Any]:
         return {"labels": dict(zip(self.names, map(sum, zip(*labels))))}
@@ -161,8 +179,17 @@ class MultiLabelClassification(LabelledTextTask):
         if self.settings.is_multi_hot and self.settings.label_names is None:
             raise UserError("task.labels_are=multi_hot needs task.label_names, the classes in the order of the lists")
 
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        columns = self.settings.label_field
+        if isinstance(columns, list) and self.settings.label_names is None:
+            self.settings = replace(self.settings, label_names=columns)
+
     def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
         _, field = label_column(self.settings)
+        value = list_of(value) if isinstance(value, str) else value
+        if isinstance(self.settings.label_field, list) and not isinstance(value, list):
+            return []  # one of the columns, which is tried alone
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no list of classes ([] is none)")
         if self.settings.is_multi_hot:
@@ -175,6 +202,7 @@ class MultiLabelClassification(LabelledTextTask):
     def _ones(self, value: list | tuple, place: str) -> list[int]:
         """The numbers of the classes that have a 1. Raises UserError for a list that is not a 0 or 1 for each class."""
         names = self.settings.label_names
+        value = [one if isinstance(one, bool) else amount_of(one) for one in value]
         if len(value) != len(names) or any(one not in (0, 1) for one in value):
             raise UserError(
                 f"{label_column(self.settings)[1]}: {place} holds {show(value)}, but task.labels_are=multi_hot takes "
@@ -188,5 +216,6 @@ class MultiLabelClassification(LabelledTextTask):
         return {"prediction": classes, "scores": scores}
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
-        kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot)
+        columns = self.settings.label_field if isinstance(self.settings.label_field, list) else ()
+        kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot, columns=columns)
         return find_classes(reads, sources, cache, classes_in=self.classes_in, kind=kind)

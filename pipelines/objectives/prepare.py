@@ -112,6 +112,8 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
     bad_rows = [bad_rows_of(one, lambda probe: reads.try_examples(probe, data)) for one in examples]
     whole = [one for one, rows in zip(examples, bad_rows) if rows and len(rows) == sum(1 for _ in one.numbered())]
     if len(whole) == len(examples):
+        if way_out := "".join(one.source.none_usable() for one in examples[:1]):
+            raise UserError(f"{str(error).rstrip('.')}{way_out}") from None
         return False
     if reads.recipe.data.bad_rows == "skip":
         for one, rows in zip(examples, bad_rows):

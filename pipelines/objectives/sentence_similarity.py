@@ -21,17 +21,17 @@ from .answering import vectors_of_texts
 from .answers import Answers, FinishedModel
 from .base import Planned, refuse_idle
 from .data import Data
-from .labelled_texts import JoinedTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
+from .labelled_texts import JoinedTexts, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .losses import Cosine, InBatchNegatives
-from .sequence_regression import Numbers, NumberScores, refuse_smoothing
+from .sequence_regression import Numbers, NumberScores, NumberSettings, refuse_smoothing
 from .showing import sequence_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 
 
 @dataclass
-class SentenceSimilaritySettings(LabelledTextSettings):
+class SentenceSimilaritySettings(NumberSettings):
     text_pair_field: str | None = doc("column of the second text, which the same encoder reads by itself")
     label_field: str | None = doc(
         "column that holds how similar the two texts are; null: every pair is one of equals (in_batch_negatives)",
@@ -72,7 +72,8 @@ class Cosines(Numbers):
         return (label - least) / (most - least)
 
     def identity(self) -> list:
-        return [self.settings.label_field, self.settings.label_range]
+        mark = self.settings.decimal_mark
+        return [self.settings.label_field, self.settings.label_range] + ([mark] if mark else [])
 
     def shown(self, label: Any) -> str:
         return f"cosine {float(label):.4g}"
@@ -161,8 +162,7 @@ class AnswersVectors(Answers):
     head = "AutoModel"
 
     def asked(self, row: dict, place: str) -> list[str]:
-        reads = self.data.reads
-        return [reads.text_in(row, column, field, place) for field, column in reads.asked_columns(row).items()]
+        return self.data.reads.texts_in(row, place, self.account)
 
     def predict(self, finished: FinishedModel, asked: list[list[str]]) -> list[dict[str, Any]]:
         texts = [text for row in asked for text in row]
@@ -226,7 +226,7 @@ class SentenceSimilarity(LabelledTextTask):
         """Raises UserError for an encoder-decoder that is measured."""
         if reads.facts.measured is not None:
             self.check_encoder(reads.facts.measured)
-        return Cosines(self.settings)
+        return Cosines(self.settings, sources)
 
     def check_encoder(self, config) -> None:
         """Raise UserError for an encoder-decoder."""

@@ -1,9 +1,12 @@
 """One number for a text or a pair of texts, such as how similar two sentences are (STS-B)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX
@@ -15,6 +18,7 @@ from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
 from .label_values import number_of
+from .label_writing import decimal_mark, plain_number
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .reads import label_column
@@ -22,7 +26,15 @@ from .scores import Scored, Scores
 
 
 @dataclass
-class SequenceRegressionSettings(LabelledTextSettings):
+class NumberSettings(LabelledTextSettings):
+    decimal_mark: Literal["comma", "point"] | None = doc(
+        "in labels that are texts, as in .csv files: comma: 3,5 and 1.234,5; point: 3.5 and 1,234.5; null: found by "
+        "all of them where one has a comma"
+    )
+
+
+@dataclass
+class SequenceRegressionSettings(NumberSettings):
     label_field: str = doc("column that holds the number", "label")
 
 
@@ -31,13 +43,30 @@ class Numbers:
 
     type, names = "float32", ()
 
-    def __init__(self, settings: LabelledTextSettings):
-        self.settings = settings
+    def __init__(self, settings: NumberSettings, sources: Mapping[str, Any]):
+        self.settings, self.sources = settings, sources
+
+    @cached_property
+    def found_mark(self) -> str | None:
+        """The decimal mark of the label column, by all its texts."""
+        column = self.settings.label_field
+        of_splits = [examples.only(column).numbered() for examples in self.sources.values()]
+        rows = (row for _, (_, row) in chain(*of_splits) if isinstance(row, dict))
+        return decimal_mark(row[column] for row in rows if isinstance(row[column], str))
 
     def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
         _, field = label_column(self.settings)
-        number = number_of(self.value_in(row), field, place, account)
+        value = self.value_in(row)
+        if isinstance(value, str):
+            mark = self.settings.decimal_mark or (self.found_mark if "," in value else "point")
+            if mark is None:
+                either = f"{plain_number(value, 'comma')} or {plain_number(value, 'point')}"
+                raise UserError(f"{field}: {place} holds {value!r}, which may be {either}; set task.decimal_mark")
+            if mark == "comma" and "," in value and account is not None:
+                account.read_as("label", "", "read with a decimal comma", hint="task.decimal_mark sets it")
+            value = plain_number(value, mark)
+        number = number_of(value, field, place, account)
         if number == IGNORE_INDEX:
             raise UserError(f"{field}: {place} holds {number:g}, which stands for a missing label; scale the labels")
         return number
@@ -49,7 +78,8 @@ class Numbers:
         return row[self.settings.label_field]
 
     def identity(self) -> Any:
-        return "a number"
+        mark = self.settings.decimal_mark
+        return "a number" if mark is None else ["a number", mark]
 
     def facts(self, labels: list[float]) -> dict[str, Any]:
         return {"label_sum": sum(labels), "label_squares": sum(label * label for label in labels)}
@@ -111,7 +141,7 @@ class SequenceRegression(LabelledTextTask):
                 f"MODEL={self.recipe.model.name_or_path} tells {config.num_labels} classes apart; {self.setting} takes "
                 f"a model with one number"
             )
-        return Numbers(self.settings)
+        return Numbers(self.settings, sources)
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         return {"prediction": found[0]["score"]}

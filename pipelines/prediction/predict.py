@@ -32,6 +32,7 @@ from ..images.processors import load_image_processor
 from ..objectives.answers import Answers, FinishedModel
 from ..objectives.data import Data
 from ..objectives.of_heads import objective_of_head
+from ..objectives.reads import columns_of
 from ..open_tokenizer import open_tokenizer
 from ..plugins import objective_of
 from ..recipes.recipe_files import recipe_beside
@@ -170,7 +171,7 @@ def prepare_prediction(
     """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
     recipe = _recipe_of(str(model), trust_remote_code)
     named = Columns(columns or {})
-    settings = [value for value in vars(recipe.learned).values() if isinstance(value, str)] if recipe.learned else []
+    settings = [*columns_of(recipe.learned).values()] if recipe.learned else []
     rows = Unlabelled(given, recipe.data, [*settings, recipe.data.text_field, *named.renamed.values()])
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)

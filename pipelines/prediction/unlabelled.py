@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.cells import cell, cell_names
-from ..data.documents import Limits
+from ..data.documents import UTF8, Limits
 from ..data.file_formats import FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import NOT_UTF8, file_identities, open_file
@@ -26,11 +26,8 @@ FIELD = "FILE"  # what errors call the argument
 class WholeFile(FileFormat):
     """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
 
-    def found(self, path, limits):
-        return {} if is_image_file(path) else super().found(path, limits)
-
-    def like(self, path, limits, other):
-        return limits if is_image_file(path) else super().like(path, limits, other)
+    def encoding(self, path):
+        return UTF8 if is_image_file(path) else super().encoding(path)
 
     def rows(self, field, path, columns, limits):
         if is_image_file(path):
@@ -42,7 +39,7 @@ class WholeFile(FileFormat):
     def check_kind(self, field: str, path: Path, pattern: str) -> None:
         if not (is_image_file(path) or is_text_file(path)):
             raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .jsonl, .json, .parquet; "
+                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .xlsx, .jsonl, .json, .parquet; "
                 f"also compressed), an image, or a text (.txt, .md)"
             )
 

@@ -72,9 +72,9 @@ def pair_of(table: Table, named: str = "pairs") -> tuple[Column, Column] | None:
     for one, other in combinations(sorted(texts), 2) if named == "pairs" else ():
         at = next((place for place, letters in enumerate(zip(one, other)) if len({*letters}) > 1), len(one))
         rest = one[:at] + one[at + 1 :]
-        if one[at:][:1] in ("a", "1", "0") and [name[:at] + name[at + 1 :] for name in texts].count(rest) == 2:
-            if other[:at] + other[at + 1 :] == rest:
-                return texts[one], texts[other]
+        alike = [name for name in texts if name[:at] + name[at + 1 :] == rest]
+        if one[at:][:1] in ("a", "1", "0") and {*alike} == {one, other}:
+            return texts[one], texts[other]
     return next(((texts[a], texts[b]) for a, b in hints()[named] if a in texts and b in texts), None)
 
 
@@ -220,9 +220,9 @@ def several(table: Table) -> Iterator[Guess]:
         classes, separator = label.parts
         if classes:
             reason = f"{label.name!r} holds several of {len(classes)} classes for each text"
-            own = settings | {"label_field": label.name} | ({"label_separator": separator} if separator else {})
-            score = 0.72 + 0.08 * label.hint("labels")
-            yield Guess("multi_label_classification", score, reason, own, reads, of_counts(label))
+            score, own = 0.72 + 0.08 * label.hint("labels"), settings | {"label_field": label.name}
+            words = f"with {separator}s between: " * bool(separator) + ", ".join(sorted(classes)[:12])
+            yield Guess("multi_label_classification", score, reason, own, reads, words)
     hot = [column.name for column in table.content() if column.numbers and {*column.numbers} == {0, 1}]
     if len(hot) > 2 and reads:
         reason, own = f"{len(hot)} columns each say whether a text has a class", settings | {"label_field": hot}

@@ -29,8 +29,8 @@ FIRST_TEXTS = 500  # files of plain text that are looked at
 
 
 class NamedData:
-    """section: the data section. is_text, is_images: what files are, where they are no tables. unused: files of a folder
-    that are of no split. Raises UserError where there are no data."""
+    """section: the data section. is_text, is_images: what files are, where they are no tables. unused: files of a
+    folder that are of no split. Raises UserError where there are no data."""
 
     def __init__(self, name: str):
         self.name, self.unused, self.is_text, self.is_images = name, [], False, False

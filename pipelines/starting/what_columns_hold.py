@@ -126,7 +126,7 @@ class Column:
 
 
 class Table:
-    """Some rows, spread over all there are, and their columns. number: of those of the first MOST_ROWS that can be read.
+    """Some rows, spread over all there are, and their columns. number: of the first MOST_ROWS those that can be read.
 
     Raises UserError where there are none.
     """

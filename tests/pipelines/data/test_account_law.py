@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
+import openpyxl
 import PIL.Image
 import pytest
 import transformers
@@ -21,6 +22,8 @@ from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.prediction.predict import prepare_prediction
 from anyformer.pipelines.recipes.compose import recipe_from_dict
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
 from task_data import random_decoder
 from tiny_tokenizers import of_bytes
 
@@ -159,7 +162,7 @@ OF_NAMES = {"a capital letter": "Bad", "a space": "bad ", "a number": 0, "null":
 CHANGES_OF_LABELS = {
     CLASSES: OF_NAMES | {"another class": "good", "an unknown class": "new", "empty": ""},
     "text_to_text": OF_NAMES,
-    "sequence_regression": {"text": "2.5", "null": None, "another": 2.75},
+    "sequence_regression": {"text": "2.5", "null": None, "another": 2.75, "a decimal comma": "2,5", "both": "1.234,5"},
     "sentence_similarity": {"text": "2", "null": None, "beyond": 9},
     "multiple_choice": {"text": "1", "a letter": "B", "null": None},
     "multi_label_classification": {
@@ -167,6 +170,9 @@ CHANGES_OF_LABELS = {
         "none": [],
         "null": None,
         "one text": "b",
+        "a text of two": "b; a",
+        "a list as text": '["b"]',
+        "an empty text": "",
         "a capital letter": ["B", "a"],
         "null within": ["b", "a", None],
     },
@@ -280,6 +286,13 @@ def as_text(path: Path, rows: list[dict]) -> None:
     path.write_text("\n".join(str(row["text"] or "") for row in rows) + "\n", encoding="utf-8")
 
 
+def as_workbook(path: Path, rows: list[dict]) -> None:
+    book, names = openpyxl.Workbook(), list(dict.fromkeys(name for row in rows for name in row))
+    for cells in (names, *([row.get(name) for name in names] for row in rows)):
+        book.active.append([str(cell) if isinstance(cell, list | dict) else cell for cell in cells])
+    book.save(path)
+
+
 CHANGES_OF_FILES = {
     "utf-16": lambda text: text.encode("utf-16"),
     "cp1252": lambda text: text.encode("cp1252"),
@@ -288,17 +301,20 @@ CHANGES_OF_FILES = {
 }
 OTHER_FORMATS = {
     "causal": ("txt", "csv", "parquet"),
-    "sequence_classification": ("csv", "tsv", "parquet"),
+    "sequence_classification": ("csv", "tsv", "parquet", "xlsx"),
+    "sequence_regression": ("csv",),
+    "multi_label_classification": ("csv",),
     "token_classification": ("conll",),
     "instruction_tuning": ("parquet",),
 }
-# What a format cannot write: of CoNLL a null, a column of one row; of Parquet, in one column, values of two types.
+# What a format cannot write: of CoNLL a null, a column of one row; of Parquet, in one column, values of two types; in
+# .csv files all values are texts.
 NOT_HELD = {
     ("conll", what) for what in ("null of tokens", "null within for tags", "too few for tags", "a key in one row")
 }
-NOT_HELD |= {("parquet", "a number for label"), ("txt", "semicolons")}
+NOT_HELD |= {("parquet", "a number for label"), ("txt", "semicolons"), ("csv", "text for label")}
 FORMATS = {"jsonl": as_jsonl, "csv": as_table, "tsv": as_table}
-FORMATS |= {"parquet": as_parquet, "conll": as_conll, "txt": as_text}
+FORMATS |= {"parquet": as_parquet, "conll": as_conll, "txt": as_text, "xlsx": as_workbook}
 
 
 # ---- what comes of it
@@ -366,7 +382,7 @@ def cases() -> list:
         for suffix in OTHER_FORMATS.get(name, ()):
             held = BRIEF[:2] if suffix == "txt" else (*BRIEF, "null beside", *of_label)
             held = [what for what in changes if what.startswith(held)]
-            files = () if suffix == "parquet" else CHANGES_OF_FILES
+            files = () if suffix in ("parquet", "xlsx") else CHANGES_OF_FILES
             every += [(name, suffix, what) for what in (*held, *files) if (suffix, what) not in NOT_HELD]
     return every
 
@@ -406,6 +422,46 @@ def test_whatever_changes_in_a_data_set_shows(name, what, tmp_path, shared):
         return outcome(recipe_of(name, shared, dataset=str(folder), split="train"))
 
     assert shows(tmp_path, make, ("Hub", name))
+
+
+# ---- tables of several columns, in all forms
+
+PARTS_OF_TEXT = ("Subject", "Description")
+HANDED_IN = [
+    {"Subject": f"Der {noun}, é;", "Description": f'ist "gut" | {noun}\n', "Category": of}
+    for noun, of in (("Mann", "a"), ("Hund", "b"), ("See", "a"))
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    separator=st.sampled_from([",", ";", "\t", "|"]),
+    encoding=st.sampled_from(["utf-8", "utf-8-sig", "utf-16", "cp1252"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+    columns=st.permutations([*PARTS_OF_TEXT, "Category"]),
+    place=st.tuples(st.integers(0, 2), st.sampled_from([*PARTS_OF_TEXT, "Category"])),
+    cell=st.sampled_from(["", " ", "b", "A", "a ", "3,5", "x; y", 'so "gut"', "ß", "Der Mann, é;"]),
+)
+def test_whatever_changes_in_a_cell_of_a_table_shows(
+    separator, encoding, quoting, columns, place, cell, tmp_path_factory, shared
+):
+    def made(rows: list[dict]) -> str:
+        path = tmp_path_factory.mktemp("table") / "rows.csv"
+        with path.open("w", encoding=encoding, newline="") as stream:
+            writer = csv.DictWriter(stream, columns, delimiter=separator, quoting=quoting)
+            writer.writeheader()
+            writer.writerows(rows)
+        task = {"name": CLASSES, "text_field": [*PARTS_OF_TEXT], "label_field": "Category", "max_length": 60}
+        recipe = recipe_of(CLASSES, shared, files=str(path)).with_(task=task)
+        try:
+            return repr(outcome(recipe)).replace(str(path.parent), "")
+        except UserError as error:
+            return str(error)
+
+    number, column = place
+    changed = [row | {column: cell} if at == number else row for at, row in enumerate(HANDED_IN)]
+    assume(changed != HANDED_IN)
+    assert made(changed) != made(HANDED_IN)
 
 
 # ---- images: one of two, of one colour, so that only its kind tells it from another

@@ -72,7 +72,7 @@ def test_one_line_says_encoding_and_separator_and_both_can_be_set(tmp_path):
     with pytest.raises(UserError, match=r"tickets\.csv, from line 2 on, is not a table"):
         rows_of(path, separator="comma")
     corpus = open_corpora(section(path, text_field="Subject"))["train"]
-    assert texts(corpus) == [row["Subject"] for row in rows] and "separators" in str(corpus.identity())
+    assert texts(corpus) == [row["Subject"] for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -84,9 +84,10 @@ def test_lists_of_0_and_1_are_read_as_such_where_the_recipe_says_so_and_refused_
 def test_numbers_and_names_are_labels_and_no_label_is_one_too(labels):
     assert labels([["b"], [], ["a", "b"]]) == (["a", "b"], [[0, 1], [0, 0], [1, 1]])
     assert labels([[1], [0, 2]]) == (["LABEL_0", "LABEL_1", "LABEL_2"], [[0, 1, 0], [1, 0, 1]])
+    assert labels([["b"], "", "a; b", '["a"]']) == (["a", "b"], [[0, 1], [0, 0], [1, 1], [1, 0]])
     assert labels([[1], ["no"]], label_names=["yes", "no", "maybe"])[1] == [[0, 1, 0], [0, 1, 0]]
     for values, says in (
-        ([["a"], "b"], "line 2 holds 'b', which is no list of classes"),
+        ([["a"], 3], "line 2 holds 3, which is no list of classes"),
         ([["a"], None], r"line 2 holds null, which is no list of classes \(\[\] is none\)"),
         ([["a"], [None]], "line 2 holds null, which is no class"),
         ([[], []], "every training example has no class"),

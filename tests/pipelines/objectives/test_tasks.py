@@ -313,7 +313,7 @@ def test_control_tokens_in_examples_are_text_and_told(tmp_path, prepare, kind, f
     counts = [row["input_ids"].tolist().count(number) for row in data.rows["train"]]
     assert len(counts) == 20 and len(set(counts)) == 1  # those around the texts
     told = 1 if kind in ("sequence_classification", "token_classification") else 2
-    (met,) = [entry for entry in data.facts["train"]["account"] if entry["what"] == "control token"]
+    (met,) = [entry for entry in data.facts["train"]["account"] if entry.get("what") == "control token"]
     assert (met["name"], met["number"]) == (control, told)
     assert f"ordinary text: {control} ({told} times)" in data.rows["train"].notes[-1]
 

@@ -11,8 +11,8 @@ from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from anyformer.pipelines.starting import beginnings, written_recipe
 from anyformer.pipelines.starting.guesses import guesses
 from anyformer.pipelines.starting.named_data import NamedData
-from anyformer.pipelines.starting.written_recipe import start
 from anyformer.pipelines.starting.what_columns_hold import Table
+from anyformer.pipelines.starting.written_recipe import start
 from hypothesis import given
 from hypothesis import strategies as st
 from people_files import SHAPES, Words, as_csv, as_lines
