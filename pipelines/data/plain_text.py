@@ -87,10 +87,12 @@ class TextExample(FileFormat):
     columns: of the view, by their settings.
     """
 
-    check_kind = PlainText.check_kind
-
     def __init__(self, columns: dict[str, str]):
         self.named = columns
+
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        if _suffix(path.name) not in TEXT:
+            raise no_format(field, path)
 
     def rows(self, field, path, columns, limits):
         if "tokens_field" in self.named:
@@ -99,6 +101,11 @@ class TextExample(FileFormat):
         for _, row in PlainText().rows(field, path, ["text"], limits):
             named = (("text_field", row), ("label_field", {"text": path.parent.name}))
             yield None, row if isinstance(row, str) else {self.named[name]: of["text"] for name, of in named}
+
+
+def no_format(field: str, path: Path) -> UserError:
+    known = ", ".join(FILE_FORMATS)
+    return UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
 
 
 def _row(parts: list[bytes], fault: str | None, columns: list[str]) -> dict[str, str] | str:

@@ -5,13 +5,11 @@ from typing import Any
 
 
 def rows_in(value: Any) -> Iterator[Any]:
-    """The rows of a JSON file: those of an array, those under `data` of an object with no other array, or the object."""
+    """The rows of a JSON file: those of an array, or under `data` of an object with no other array, or the object."""
     rows = value if isinstance(value, list) else [value]
-    if isinstance(value, dict) and [one for one in value.values() if isinstance(one, list | dict)] == [
-        value.get("data")
-    ]:
-        within = value["data"]
-        rows = within if isinstance(within, list) and all(isinstance(one, dict) for one in within) else rows
+    within = value.get("data") if isinstance(value, dict) else None
+    if isinstance(within, list) and sum(isinstance(one, list | dict) for one in value.values()) == 1:
+        rows = within if all(isinstance(one, dict) for one in within) else rows
     for row in rows:
         yield from questions_in(row) if isinstance(row, dict) and isinstance(row.get("paragraphs"), list) else [row]
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import combinations
 from typing import Any
 
 from ..objectives.chat_forms import recognise
@@ -12,6 +11,7 @@ from .what_columns_hold import Column, Table, hints
 
 IMAGE = re.compile(r".*\.(png|jpe?g|bmp|gif|webp|tiff?)", re.IGNORECASE)
 MARKED = re.compile(r"O|[BIESLUM]-\S+")
+TWIN = re.compile(r"(?<![a-z])[ab](?![a-z])|\d")  # of sentence1 and sentence2, text_a and text_b
 CHOICE = re.compile(r"(.*(?:option|choice|ending|answer|candidate)[ _]?)?([a-e]|\d)", re.IGNORECASE)
 OF_CLASSES = {"metrics": ["accuracy", "f1_macro"]}
 
@@ -69,13 +69,11 @@ def labels_of(table: Table, reads: tuple[str, ...] = ()) -> list[Column]:
 def pair_of(table: Table, named: str = "pairs") -> tuple[Column, Column] | None:
     """Two columns of texts that are a pair by their names, such as sentence1 and sentence2, or those in names.yaml."""
     texts = {column.name.lower(): column for column in table.columns.values() if column.is_prose}
-    for one, other in combinations(sorted(texts), 2) if named == "pairs" else ():
-        at = next((place for place, letters in enumerate(zip(one, other)) if len({*letters}) > 1), len(one))
-        rest = one[:at] + one[at + 1 :]
-        alike = [name for name in texts if name[:at] + name[at + 1 :] == rest]
-        if one[at:][:1] in ("a", "1", "0") and {*alike} == {one, other}:
-            return texts[one], texts[other]
-    return next(((texts[a], texts[b]) for a, b in hints()[named] if a in texts and b in texts), None)
+    stems: dict[str, list[str]] = {}
+    for name in texts:
+        stems.setdefault(TWIN.sub("", name), []).append(name)
+    twins = [names for names in stems.values() if len(names) == 2] if named == "pairs" else []
+    return next(((texts[a], texts[b]) for a, b in [*twins, *hints()[named]] if a in texts and b in texts), None)
 
 
 def text_fields(table: Table) -> tuple[dict[str, Any], tuple[str, ...], tuple[Column, ...]]:

@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from io import BytesIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -35,15 +35,7 @@ EQUAL = 0.03  # difference of scores
 WIDTH = 120
 
 
-class Started(NamedTuple):
-    """A recipe's text; what was guessed, the likeliest first; the model that it begins from."""
-
-    text: str
-    guesses: list[Guess]
-    beginning: Beginning
-
-
-def start(name: str, task: str | None = None, model: str | None = None) -> Started:
+def start(name: str, task: str | None = None, model: str | None = None) -> "Written":
     """Look at data and write a recipe for them.
 
     Raises:
@@ -66,18 +58,14 @@ def start(name: str, task: str | None = None, model: str | None = None) -> Start
     read = (table.columns.get(one) for one in (*chosen.reads[:1], chosen.writes) if one is not None)
     languages = [None if column is None else column.language for column in read]
     beginning = begin(chosen.task, languages) if model is None else Beginning({"name_or_path": model}, "as asked")
-    head = [f"A guess by `anyformer new {name}`: {chosen.task}, as {chosen.reason}."]
-    for other in [guess for guess in found if guess is not chosen][:1]:
-        words = "Equally likely" if task is None and chosen.score - other.score < EQUAL else "Second best"
-        head.append(f"{words}: {other.task} ({other.reason}); choose it by --task {other.task}")
-    return Started(Written(data, table, chosen, beginning).text(head), found, beginning)
+    return Written(data, table, chosen, found, beginning)
 
 
 class Written:
-    """sections: of the recipe. comments: {(section, setting): words}."""
+    """sections: of the recipe. comments: {(section, setting): words}. guesses: all, the likeliest first."""
 
-    def __init__(self, data: NamedData, table: Table, guess: Guess, beginning: Beginning):
-        self.data, self.table, self.guess, self.beginning = data, table, guess, beginning
+    def __init__(self, data: NamedData, table: Table, guess: Guess, found: list[Guess], beginning: Beginning):
+        self.data, self.table, self.guess, self.guesses, self.beginning = data, table, guess, found, beginning
         self.objective, model = OBJECTIVES[guess.task], dict(beginning.fields)
         self.learned, self.is_known = self.objective.section, beginning.is_here and not beginning.is_fresh
         self.comments = {("model", next(iter(model))): beginning.words}
@@ -199,8 +187,15 @@ class Written:
 
     # ---- text
 
-    def text(self, head: list[str]) -> str:
-        lines = [f"# {one_line(sentence)}" for sentence in head]
+    @property
+    def text(self) -> str:
+        chosen = self.guess
+        lines = [
+            f"# A guess by `anyformer new {one_line(self.data.name)}`: {chosen.task}, as {one_line(chosen.reason)}."
+        ]
+        for other in [guess for guess in self.guesses if guess is not chosen][:1]:
+            words = "Equally likely" if abs(chosen.score - other.score) < EQUAL else "Second best"
+            lines.append(f"# {words}: {other.task} ({one_line(other.reason)}); choose it by --task {other.task}")
         for name, section in self.sections.items():
             is_flow = name in ("tokenizer", "evaluation") or (name == "model" and self.beginning.is_fresh)
             if is_flow or not isinstance(section, dict):

@@ -67,7 +67,17 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
 
 
 @pytest.mark.parametrize(
-    "name", ["tweets_with_keyword_and_place", "messages_of_openai", "two_languages", "one_long_text", "conll_file"]
+    "name",
+    [
+        *(
+            "tweets_with_keyword_and_place",
+            "messages_of_openai",
+            "two_languages",
+            "one_long_text",
+            "conll_in_text_files",
+        ),
+        *("a_column_for_each_class", "folders_of_texts_by_class"),
+    ],
 )
 def test_a_recipe_from_nothing_trains(name, folder, capsys, monkeypatch):
     monkeypatch.setattr(beginnings, "INSTALLED", "no_such_package")
