@@ -17,6 +17,7 @@ from ..words import say
 # verb's parser (add_parser takes the arguments of argparse's); run(args) returns the exit code, or None for 0.
 VERBS = {
     "check": "ask a model whether it keeps its promises: packing, caches, accumulation, saving and more",
+    "new": "look at your data, and write a recipe for them",
     "list": "families, presets, recipes, tasks, metrics and more, one line each",
     "train": "train the model a recipe describes",
     "prepare": "tokenise and pack the data of a recipe; nothing is trained",

@@ -1,5 +1,8 @@
 """Cells of rows: found by column name and read as text. Standard library only."""
 
+import ast
+import re
+from contextlib import suppress
 from typing import Any
 
 from ..errors import UserError
@@ -10,11 +13,14 @@ class IfThere(str):
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
-    """The value of a column; dots in its name lead into nested dicts. Raises KeyError."""
+    """The value of a column; dots in its name lead into nested dicts, and into lists by numbers. Raises KeyError."""
     if name in row:
         return row[name]
     value: Any = row
     for key in name.split("."):
+        if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = dict(enumerate(value))
+            key = int(key)
         if not isinstance(value, dict) or key not in value:
             if isinstance(name, IfThere):
                 return None
@@ -30,6 +36,14 @@ def cell_names(row: dict[str, Any], before: str = "") -> list[str]:
         names.append(f"{before}{key}")
         names += cell_names(value, f"{before}{key}.") if isinstance(value, dict) else []
     return names
+
+
+def list_in(value: Any) -> Any:
+    """The list that a text writes, as JSON or Python do, in a table; any other value is returned as it is."""
+    if isinstance(value, str) and value[:1] == "[" and not re.search(r"['\"]\s+['\"]", value):  # as numpy writes them
+        with suppress(ValueError, SyntaxError, RecursionError):
+            return ast.literal_eval(value)
+    return value
 
 
 def kind_of(value: Any) -> str:
@@ -55,7 +69,7 @@ def filled_text_of(row: dict, column: str, field: str, place: str) -> str:
 
 def texts_of(row: dict, column: str, field: str, place: str, noun: str = "text") -> list[str]:
     """The list of texts in a column; raises UserError for anything else. noun: the word for one of them in errors."""
-    values = row[column]
+    values = list_in(row[column])
     if not isinstance(values, list):
         raise UserError(f"task.{field}={column!r}: {place} holds {kind_of(values)}, not a list of {noun}s")
     for number, value in enumerate(values, start=1):

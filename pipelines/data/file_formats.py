@@ -35,6 +35,7 @@ from ..storage.packed_files import open_packed, packing_of, unpacked_name
 from .cells import cell
 from .documents import UTF8, Limits
 from .files import WAY_OUT, bounded_lines, encoding_of, open_file, readable
+from .published_json import rows_in
 
 QUOTES = "a value that begins with a quotation mark needs quotes around it, and its own quotes doubled"
 
@@ -222,7 +223,7 @@ class JsonArray(FileFormat):
             except (ValueError, RecursionError) as error:
                 line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise _broken_json(error, f"{where}{line}") from None
-            yield from value if isinstance(value, list) else [value]
+            yield from rows_in(value)
             place = _SPACE.match(text, place).end()
 
 

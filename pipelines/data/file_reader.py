@@ -11,10 +11,10 @@ from ..storage.contents import contents
 from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from
-from .file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
+from .file_formats import FileFormat, check_opens, format_of
 from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
-from .plain_text import PlainText
+from .plain_text import PlainText, TextExample, no_format
 from .reader import Reader, Row, View
 
 # What is found of a file: in words, and what to do where it is wrong.
@@ -49,10 +49,7 @@ class FileReader(Reader):
         other = self.view.other
         for path in self.paths:
             if format_of(path) is None and other is None:
-                known = ", ".join(FILE_FORMATS)
-                raise UserError(
-                    f"{self.field}: {path} is of no format that labelled examples are read from; known: {known}"
-                )
+                raise no_format(self.field, path)
             if format_of(path) is None:
                 other.check_kind(self.field, path, self._patterns[path])
             self.check_opens(path)
@@ -133,6 +130,8 @@ class FileReader(Reader):
 
     def identity(self) -> Any:
         identity = {"files": file_identities(self.field, self.paths)} | super().identity()
+        if isinstance(self.view.other, TextExample) and any(format_of(path) is None for path in self.paths):
+            identity |= {"folders": [path.parent.name for path in self.paths]}
         if isinstance(self.view.other, PlainText):
             found = [found["encoding"] for path in self.paths if "encoding" in (found := self.found_in(path))]
             identity |= {"document": self.view.other.document} | ({"encodings": found} if found else {})

@@ -81,6 +81,33 @@ class PlainText(FileFormat):
             yield None if self.document == "file" else start, _row(parts, fault, columns)
 
 
+class TextExample(FileFormat):
+    """A text file as an example: its text and, as its class, the name of its folder; of tagged words as a .conll file.
+
+    columns: of the view, by their settings.
+    """
+
+    def __init__(self, columns: dict[str, str]):
+        self.named = columns
+
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        if _suffix(path.name) not in TEXT:
+            raise no_format(field, path)
+
+    def rows(self, field, path, columns, limits):
+        if "tokens_field" in self.named:
+            yield from FILE_FORMATS[".conll"].rows(field, path, columns, limits)
+            return
+        for _, row in PlainText().rows(field, path, ["text"], limits):
+            named = (("text_field", row), ("label_field", {"text": path.parent.name}))
+            yield None, row if isinstance(row, str) else {self.named[name]: of["text"] for name, of in named}
+
+
+def no_format(field: str, path: Path) -> UserError:
+    known = ", ".join(FILE_FORMATS)
+    return UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
+
+
 def _row(parts: list[bytes], fault: str | None, columns: list[str]) -> dict[str, str] | str:
     """{the only column: text}, or the reason to leave it out."""
     try:

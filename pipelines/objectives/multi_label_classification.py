@@ -1,5 +1,6 @@
 """Any number of classes for a text or a pair of texts, such as the subjects of an article."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +10,7 @@ from ..data.account import Account
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import register_objective
-from ..recipes.schema import doc
+from ..recipes.schema import Recipe, doc
 from ..recipes.types import show
 from .class_labels import (
     ClassLabels,
@@ -19,7 +20,7 @@ from .class_labels import (
     find_classes,
 )
 from .class_scores import ClassScores, Judged
-from .label_values import held
+from .label_values import amount_of, held
 from .label_writing import SIGNS, Cell, list_of, parts_of, sign_in
 from .labelled_texts import (
     AnswersTexts,
@@ -37,8 +38,10 @@ IF_MULTI_HOT = "if lists hold a 0 or 1 for each class, set task.labels_are=multi
 
 @dataclass
 class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings):
-    label_field: str = doc(
-        "column that holds the list of classes, numbers or names; in a text as JSON, or between ; | or commas", "labels"
+    label_field: str | list[str] = doc(
+        "column that holds the list of classes, numbers or names; in a text as JSON, or between ; | or commas; or "
+        "several columns, each with a 0 or 1 for the class of its name",
+        "labels",
     )
     labels_are: Literal["classes", "multi_hot"] = doc(
         "what a list holds: classes: those that the text has, [1, 3]; multi_hot: a 0 or 1 for each of label_names, "
@@ -49,7 +52,7 @@ class MultiLabelClassificationSettings(NamedClassSettings, LabelledTextSettings)
 
     @property
     def is_multi_hot(self) -> bool:
-        return self.labels_are == "multi_hot"
+        return self.labels_are == "multi_hot" or isinstance(self.label_field, list)
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class LabelSets(ClassLabels):
     counted: str = "labels"
     type: str = "int8[]"
     is_multi_hot: bool = False
+    columns: Sequence[str] = ()  # of one class each
 
     def of(self, row: dict, place: str, account: Account | None = None) -> list[int]:
         """A 0 or 1 for each class. Raises UserError for a class named twice, as in a multi-hot list read as classes."""
-        value = row[self.column]
+        value = [row[column] for column in self.columns] if self.columns else row[self.column]
         classes = [one for pair in self.classes_in(value, place) for one in self._parted(*pair, account)]
         numbers = [self.number(one, where, account) for where, one in classes]
         if len(set(numbers)) < len(numbers) and not self.classes.meaning.identity():
@@ -175,9 +179,17 @@ class MultiLabelClassification(LabelledTextTask):
         if self.settings.is_multi_hot and self.settings.label_names is None:
             raise UserError("task.labels_are=multi_hot needs task.label_names, the classes in the order of the lists")
 
+    def __init__(self, recipe: Recipe):
+        super().__init__(recipe)
+        columns = self.settings.label_field
+        if isinstance(columns, list) and self.settings.label_names is None:
+            self.settings = replace(self.settings, label_names=columns)
+
     def classes_in(self, value: Any, place: str) -> list[tuple[str, Any]]:
         _, field = label_column(self.settings)
         value = list_of(value) if isinstance(value, str) else value
+        if isinstance(self.settings.label_field, list) and not isinstance(value, list):
+            return []  # one of the columns, which is tried alone
         if not isinstance(value, (list, tuple)):
             raise UserError(f"{field}: {place} holds {held(value)}, which is no list of classes ([] is none)")
         if self.settings.is_multi_hot:
@@ -190,6 +202,7 @@ class MultiLabelClassification(LabelledTextTask):
     def _ones(self, value: list | tuple, place: str) -> list[int]:
         """The numbers of the classes that have a 1. Raises UserError for a list that is not a 0 or 1 for each class."""
         names = self.settings.label_names
+        value = [one if isinstance(one, bool) else amount_of(one) for one in value]
         if len(value) != len(names) or any(one not in (0, 1) for one in value):
             raise UserError(
                 f"{label_column(self.settings)[1]}: {place} holds {show(value)}, but task.labels_are=multi_hot takes "
@@ -203,5 +216,6 @@ class MultiLabelClassification(LabelledTextTask):
         return {"prediction": classes, "scores": scores}
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
-        kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot)
+        columns = self.settings.label_field if isinstance(self.settings.label_field, list) else ()
+        kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot, columns=columns)
         return find_classes(reads, sources, cache, classes_in=self.classes_in, kind=kind)

@@ -37,7 +37,7 @@ def columns_of(settings: Any) -> dict[str, str]:
 
 def text_columns_of(settings: Any) -> dict[str, str]:
     """Those of `columns_of` that hold no label."""
-    return {name: column for name, column in columns_of(settings).items() if name not in LABELS}
+    return {name: column for name, column in columns_of(settings).items() if name.partition(".")[0] not in LABELS}
 
 
 def label_column(settings: Any) -> tuple[str, str]:

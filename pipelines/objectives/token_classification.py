@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX, WORDS
-from ..data.cells import filled_text_of, texts_of
+from ..data.cells import filled_text_of, list_in, texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
@@ -113,6 +113,7 @@ class ReadsTags(ReadsExamples):
         return names if as_they_are else list(dict.fromkeys(map(spelled, names)))
 
     def _tags_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+        value = list_in(value)
         if not isinstance(value, list):
             raise UserError(
                 f"task.tags_field={self.settings.tags_field!r}: {place} holds {held(value)}, not a list of tags"
@@ -318,7 +319,7 @@ class AnswersTags(Answers):
 
 def asked_of(row: dict, column: str, place: str) -> str | list[str]:
     """The text in a column of a row without tags, or the words of a sentence. Raises UserError."""
-    if isinstance(row[column], str):
+    if isinstance(list_in(row[column]), str):
         return filled_text_of(row, column, "tokens_field", place)
     return texts_of(row, column, "tokens_field", place, "word")
 

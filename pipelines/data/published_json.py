@@ -1,0 +1,23 @@
+"""JSON as it is published: rows within one object, and SQuAD's questions within paragraphs within articles."""
+
+from collections.abc import Iterator
+from typing import Any
+
+
+def rows_in(value: Any) -> Iterator[Any]:
+    """The rows of a JSON file: those of an array, or under `data` of an object with no other array, or the object."""
+    rows = value if isinstance(value, list) else [value]
+    within = value.get("data") if isinstance(value, dict) else None
+    if isinstance(within, list) and sum(isinstance(one, list | dict) for one in value.values()) == 1:
+        rows = within if all(isinstance(one, dict) for one in within) else rows
+    for row in rows:
+        yield from questions_in(row) if isinstance(row, dict) and isinstance(row.get("paragraphs"), list) else [row]
+
+
+def questions_in(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The rows of an article of SQuAD (Rajpurkar et al. 2016), with the columns that the Hub's data set has."""
+    for paragraph in article["paragraphs"]:
+        for question in paragraph["qas"]:
+            answers = {key: [one[key] for one in question.get("answers", ())] for key in ("text", "answer_start")}
+            of_article = {"title": article.get("title"), "context": paragraph["context"]}
+            yield of_article | {"id": question.get("id"), "question": question["question"], "answers": answers}
