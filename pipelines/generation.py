@@ -7,6 +7,7 @@ from typing import Any
 
 from .adapters import base_of, is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
+from .chat_templates import ChatTemplate
 from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
 from .manifest import check_readable, check_saved_files
 from .open_tokenizer import open_tokenizer
@@ -139,7 +140,8 @@ def continue_text(
     seed: int = 42,
     on_text: Callable[[str], None] | None = None,
     chat: bool = False,
-    history: Sequence[dict[str, str]] = (),
+    history: Sequence[dict[str, Any]] = (),
+    tools: Sequence[dict[str, Any]] = (),
 ) -> str:
     """Return `prompt` and its continuation by at most `max_new_tokens` tokens; of an encoder-decoder only the answer.
 
@@ -153,14 +155,14 @@ def continue_text(
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
         chat: the prompt is a question, put by the tokenizer's chat template; only the answer is returned.
-        history: messages {role, content} before the question.
+        history, tools: messages before the question, such as of the system, and what may be called in the answer.
 
     Raises:
-        UserError: a prompt that is empty or too long for the model.
+        UserError: a prompt that is empty or too long for the model, or tools that its chat template does not write.
     """
     import torch
 
-    inputs = _inputs_of(model, tokenizer, prompt, chat, history)
+    inputs = _inputs_of(model, tokenizer, prompt, chat, history, tools)
     length = inputs["input_ids"].shape[1]
     answers = bool(model.config.is_encoder_decoder)
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -180,8 +182,7 @@ def continue_text(
     text = tokenizer.decode(output, skip_special_tokens=True)
     if answers or text.startswith(prompt):
         return text
-    read = tokenizer.decode(output[:length], skip_special_tokens=True)  # the prompt, its case or spaces changed
-    if text.startswith(read):
+    if text.startswith(read := tokenizer.decode(output[:length], skip_special_tokens=True)):  # case, spaces changed
         return prompt + text[len(read) :]
     return prompt + tokenizer.decode(output[length:], skip_special_tokens=True)
 
@@ -201,24 +202,37 @@ def _options(tokenizer, answers: bool, do_sample: bool | None, num_beams: int, d
     return options if padding is None else options | {"pad_token_id": padding}
 
 
-def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict[str, str]]) -> dict:
+def ids_of_question(tokenizer, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> list[int]:
+    """The token ids of a conversation up to the answer to be written, with the tools that may be called in it.
+
+    Raises UserError for a tokenizer without a chat template, or one that cannot write the conversation or its tools.
+    """
+    name, template, variables = tokenizer.name_or_path, ChatTemplate(tokenizer), {"tools": [*tools]} if tools else {}
+    if not tokenizer.chat_template:
+        raise UserError(f"--chat: the tokenizer of MODEL={name} has no chat template; leave out --chat")
+    if dropped := template.dropped(messages, variables):
+        raise UserError(
+            f"--chat: the chat template of MODEL={name} does not write {dropped}, so that the model would not read "
+            f"them; leave them out, or mend its chat_template"
+        )
+    try:
+        ids = template.write(messages, add_generation_prompt=True, return_dict=True, **variables)["input_ids"]
+    except Exception as error:  # a template is a program, and can fail in any way
+        raise UserError(
+            f"--chat: the chat template of MODEL={name} cannot put a question ({first_line(error)}); mend "
+            f"its chat_template, or leave out --chat"
+        ) from error
+    if not ids:
+        raise UserError(f"--chat: the chat template of MODEL={name} leaves nothing of the question")
+    return ids
+
+
+def _inputs_of(model, tokenizer, prompt: str, chat: bool, history: Sequence[dict], tools: Sequence[dict]) -> dict:
     """The model's inputs for a prompt, (1, T) each. Raises UserError if they have no tokens."""
     import torch
 
-    name = tokenizer.name_or_path
-    if chat and not tokenizer.chat_template:
-        raise UserError(f"--chat: the tokenizer of MODEL={name} has no chat template; leave out --chat")
     if chat:
-        question = [*history, {"role": "user", "content": prompt}]
-        try:
-            ids = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_dict=True)["input_ids"]
-        except Exception as error:  # a template is a program, and can fail in any way
-            raise UserError(
-                f"--chat: the chat template of MODEL={name} cannot put a question ({first_line(error)}); mend "
-                f"its chat_template, or leave out --chat"
-            ) from error
-        if not ids:
-            raise UserError(f"--chat: the chat template of MODEL={name} leaves nothing of the question")
+        ids = ids_of_question(tokenizer, [*history, {"role": "user", "content": prompt}], tools)
         inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.ones(1, len(ids), dtype=torch.long)}
     elif model.config.is_encoder_decoder:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)

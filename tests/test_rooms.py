@@ -15,6 +15,7 @@ LEAVES = {
     "adapters",
     "aliases",
     "backends",
+    "chat_templates",
     "errors",
     "freed_memory",
     "generation",

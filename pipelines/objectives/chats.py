@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,6 +13,7 @@ from ..data.documents import Corpus, in_batches
 from ..data.rows import Rows
 from ..errors import UserError
 from ..positions import most_positions
+from ..recipes.recipe_files import chat_template_of
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..words import at_limit, counted
@@ -19,11 +21,11 @@ from .answering import continuations
 from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
 from .chat_forms import FORMS, completed
-from .chat_templates import ChatTemplate, Encoded
+from .chat_rows import ChatRows, Encoded, Turns
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
-from .messages import ROLES, TOOLS, VARIABLES, Chat, Conversations
+from .messages import ROLES, TOOLS, VARIABLES, Chat, Conversations, Learned
 from .reads import Reads
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
@@ -31,19 +33,6 @@ if TYPE_CHECKING:
     from ..data.examples import Example, Examples
     from .scores import Scored
 
-# For a tokenizer without a chat template: the role on a line of its own, then the text, ended by the end-of-text token.
-# Every vocabulary can write these, so no embedding has to be added, and generation stops by itself. It is Zephyr's
-# template (Tunstall et al. 2023), with the answer marked as transformers and TRL require.
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|>\\n' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] | trim + eos_token }}{% endgeneration %}"
-    "{% else %}{{ message['content'] | trim + eos_token }}{% endif %}"
-    "{{ '\\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
-)
 BESIDE = ("tools_field", "system_field", "history_field", VARIABLES)  # what stands beside a prompt
 ASKED = ("prompt_field", "input_field", "messages_field", *BESIDE)  # the prompt's columns
 OPTIONAL = {name: name.removesuffix("_field") for name in ("input_field", *BESIDE)}  # read where data have them
@@ -73,18 +62,25 @@ class ChatSettings(ObjectiveSettings):
     columns: dict[str, str] = doc("your columns for those of the form, as {instruction: ask, output: reply}", {})
     roles: dict[str, Literal[ROLES]] = doc("your roles for ours, as {customer: user, agent: assistant}", {})
     system: str | None = doc("text of a system message before each conversation that has none")
+    learns: Learned = doc(
+        "answers that are learned: all; the last one of a conversation; or those that carry a mark, such as weight: 1. "
+        "One with weight: 0 is never learned",
+        "answers",
+    )
     max_length: int = doc("tokens per conversation; longer ones are cut at the end", 512, **TOKENS)
 
 
 class ReadsChats(Reads):
     """Rows of conversations. A subclass says which columns hold answers, and makes rows from encoded conversations.
 
-    _noun: what a row is made from, in words. _columns: {column: type} of a training row, as schema_of takes them. The
-    data's labels are the ChatTemplate.
+    _noun: what an example is, in words. _columns: {column: type} of a training row, as schema_of takes them. _turns,
+    _mend: as ChatRows.encode takes them. The data's labels are the ChatRows.
     """
 
     _noun: ClassVar[str] = "conversation"
     _columns: ClassVar[dict[str, str]]
+    _turns: Turns = "together"
+    _mend: ClassVar[str]
 
     def columns(self) -> dict[str, str]:
         """Recipe field -> column that is read."""
@@ -108,7 +104,7 @@ class ReadsChats(Reads):
 
     @abstractmethod
     def _row_of(self, encoded: list[Encoded]) -> dict[str, Any] | None:
-        """The row of an example's conversations; None where no answer fits into max_length.
+        """A row of an example: of one row of each of its conversations; None where no answer fits into max_length.
 
         `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
         """
@@ -134,17 +130,20 @@ class ReadsChats(Reads):
         tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
         need_tokens(self.objective, tokenizer, eos="an end-of-text")
         if tokenizer.chat_template is None:
-            tokenizer.chat_template = CHAT_TEMPLATE
-        template = ChatTemplate.with_ends(tokenizer)
-        template.check()
-        return Data(self.objective, self, tokenizer, template, sources=sources)
+            tokenizer.chat_template = chat_template_of("plain")
+        return Data(self.objective, self, tokenizer, ChatRows.with_ends(tokenizer), sources=sources)
 
     def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
-        """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer."""
+        """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer.
+
+        Of the rows of a conversation the last one has these two, for its last answer; they are null in the others.
+        """
         columns = self._columns | ({} if split == "train" else {"prompt": "string", "answer": "string"})
         section = self.settings
         of_rows = [section.max_length, section.system, data.tokenizer.chat_template, list(columns)]
         of_rows += [section.roles] if section.roles else []
+        if section.learns != "answers" or self._turns == "apart":
+            of_rows += [section.learns, self._turns]
         rows = stored(self, data, source, cache, columns, of_rows, kind=[self.objective.name])
         rows.account.note(*self.objective.recognised)
         if not len(rows):
@@ -157,39 +156,46 @@ class ReadsChats(Reads):
     def with_rows(self, data: Data, source: "Examples") -> "Iterator[Example]":
         read = Conversations(self.settings, Account())
         for batch in in_batches(source):
-            rows = self._rows_of(data, read, batch)
-            yield from (example for example, row in zip(batch, rows) if row is not None)
+            for example, rows in zip(batch, self._rows_of(data, read, batch)):
+                yield from [example] * len(rows)
 
     try_examples = try_rows
 
     def _batches(self, data: Data, examples: "Examples", account: Account) -> Iterator[dict[str, Any]]:
         """Columns of the rows, batch after batch, with facts about them."""
-        names, read = [*self._columns, "prompt", "answer", "full", "cut"], Conversations(self.settings, account)
+        names, read = [*self._columns, "prompt", "answer"], Conversations(self.settings, account)
         for batch in in_batches(examples):
-            rows = self._rows_of(data, read, batch)
-            usable = [row for row in rows if row is not None]
-            columns = {name: [row[name] for row in usable] for name in names}
-            yield columns | {"facts": self._facts(columns, len(rows) - len(usable))}
+            made = self._rows_of(data, read, batch)
+            columns = {name: [row[name] for rows in made for row in rows] for name in names}
+            yield columns | {"facts": self._facts(made)}
 
-    def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[dict[str, Any] | None]:
-        """What _row_of returns for each example, with prompt and answer of its first conversation."""
+    def _rows_of(self, data: Data, read: Conversations, batch: "list[Example]") -> list[list[dict[str, Any]]]:
+        """The rows of each example, the last with prompt and answer of its first conversation."""
         per_row = self.objective.planned().sequences
         conversations = [(place, chat) for place, row in batch for chat in self._conversations(read, place, row)]
-        encoded, rows = data.labels.encode(conversations, read.account), []
+        encoded = data.labels.encode(conversations, read.account, self._turns, self._mend)
+        made = []
         for start in range(0, len(conversations), per_row):
-            row, (_, chat) = self._row_of(encoded[start : start + per_row]), conversations[start]
-            prompt, answer = Chat(chat[:-1], chat.variables).to_json(), data.labels.last_answer(chat, encoded[start])
-            rows.append(row and row | {"prompt": prompt, "answer": answer})
-        return rows
+            of_chats = encoded[start : start + per_row]
+            tried = [self._row_of(list(each)) for each in zip(*of_chats)]
+            rows = [row | {"prompt": None, "answer": None} for row in tried if row is not None]
+            if rows:
+                chat = conversations[start][1]
+                asked, answer = Chat(chat[:-1], chat.variables), data.labels.last_answer(chat, of_chats[0][-1])
+                rows[-1] |= {"prompt": asked.to_json(), "answer": answer}
+                rows[-1]["cut"] |= len(rows) < len(tried)
+            made.append(rows)
+        return made
 
-    def _facts(self, batch: dict[str, Any], left_out: int) -> dict:
-        """Counts of the rows of one batch, and of its examples without a row."""
+    def _facts(self, made: list[list[dict[str, Any]]]) -> dict:
+        """Counts of the rows of some examples, and of examples without a row."""
+        with_rows = [rows for rows in made if rows]
         return {
-            "examples": len(batch["labels"]),
-            "tokens": sum(map(len, batch["input_ids"])),
-            "at_max_length": sum(batch["full"]),
-            "answers_cut": sum(batch["cut"]),
-            "left_out": left_out,
+            "examples": len(with_rows),
+            "tokens": sum(len(row["input_ids"]) for rows in with_rows for row in rows),
+            "at_max_length": sum(any(row["full"] for row in rows) for rows in with_rows),
+            "answers_cut": sum(any(row["cut"] for row in rows) for rows in with_rows),
+            "left_out": len(made) - len(with_rows),
         }
 
     def _described(self, rows: Rows, tokens: str) -> str:
@@ -214,7 +220,7 @@ class LearnsChats(Learns):
         config, template = model.generation_config, self.data.labels
         stops = config.eos_token_id if config.eos_token_id is not None else []
         stops = stops if isinstance(stops, list) else [stops]
-        ends = self.tokenizer.convert_tokens_to_ids(list(template.ends.values()))
+        ends = self.tokenizer.convert_tokens_to_ids([end.strip() for end in template.ends.values()])
         every = list(dict.fromkeys([*stops, *ends]))
         if every != stops:
             config.eos_token_id = every if len(every) > 1 else every[0]
@@ -229,7 +235,7 @@ class AnswersChats(Answers):
 
     def __init__(self, objective: Objective, data: Data):
         super().__init__(objective, data)
-        self._template = data.labels or ChatTemplate(self.tokenizer)  # a finished model is asked without rows
+        self._template = data.labels or ChatRows(self.tokenizer)  # a finished model is asked without rows
         self._read = Conversations(self.settings, self.account)
         self.account.note(*objective.recognised)
 
@@ -244,7 +250,7 @@ class AnswersChats(Answers):
     def asked(self, row: dict, place: str) -> Chat:
         """The conversation up to the answer; raises UserError also where the chat template cannot write it."""
         chat = self._read.asked(place, row)
-        self._template.written(chat, place, self.account, add_generation_prompt=True)
+        self._template.counted(chat, place, self.account, self._template.asked)
         return chat
 
     def predict(self, finished: FinishedModel, asked: list[Chat]) -> list[dict[str, Any]]:
@@ -256,10 +262,10 @@ class AnswersChats(Answers):
         prompts = [(self._question(text), {}) for text in self.recipe.evaluation.sample_prompts]
         others = [rows for split, rows in splits.items() if split != "train"]
         if not prompts and others:
-            questions, answers = others[0].texts("prompt")[:SAMPLES], others[0].texts("answer")[:SAMPLES]
+            asked = zip(*(others[0].texts(name) for name in ("prompt", "answer")))
             prompts = [
                 (self._read.with_system(Chat.from_json(chat)), {"reference": answer})
-                for chat, answer in zip(questions, answers)
+                for chat, answer in islice((pair for pair in asked if pair[0] is not None), SAMPLES)
             ]
         questions = [self._template.prompt_ids(chat) for chat, _ in prompts]
         texts = [self._sample(finished, ids) for ids in questions]

@@ -1,5 +1,6 @@
 """Instructions and their answers, or whole conversations, of which only the answers are learned."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ..recipes.schema import Recipe, doc
 from ..words import counted
 from .answering import continuations
 from .answers import FinishedModel
-from .chat_templates import Encoded
+from .chat_rows import Encoded, Turns
 from .chats import ChatSettings, ChatTask, ReadsChats
 from .data import Data
 from .messages import ASSISTANT, Chat, Conversations
@@ -33,6 +34,11 @@ class InstructionTuningSettings(ChatSettings):
         "column of whole conversations, lists of messages {role, content} or their JSON; takes the place of the other "
         "columns"
     )
+    turns: Turns = doc(
+        "together: all answers of a conversation in one row; apart: a row for each, behind exactly the prompt that the "
+        "model will be asked with; auto: together where the tokens are the same, which the chat template decides",
+        "auto",
+    )
     packing: bool = doc("several whole conversations share a row, none sees another; false: one to a row", True)
     max_new_tokens: int = doc("tokens of an answer that is written to be measured, such as by bleu", 128, at_least=1)
 
@@ -46,6 +52,11 @@ class ReadsInstructions(ReadsChats):
     )
 
     _columns = {"input_ids": "int32[]", "labels": "int32[]"}
+    _mend = "turns=auto"
+
+    @property
+    def _turns(self) -> Turns:
+        return self.settings.turns
 
     def columns(self) -> dict[str, str]:
         section, columns = self.settings, super().columns()
@@ -78,10 +89,13 @@ class ReadsInstructions(ReadsChats):
 
         return PackedExamples(encoded, self.settings.max_length, data.labels.padding)
 
-    def _facts(self, batch: dict[str, Any], left_out: int) -> dict:
-        return super()._facts(batch, left_out) | {
-            "answer_tokens": sum(sum(label >= 0 for label in labels) for labels in batch["labels"])
-        }
+    def _facts(self, made: list[list[dict[str, Any]]]) -> dict:
+        learned = sum(label >= 0 for rows in made for row in rows for label in row["labels"])
+        facts, apart = super()._facts(made) | {"answer_tokens": learned}, [rows for rows in made if len(rows) > 1]
+        if apart:
+            more = sum(len(row["input_ids"]) for rows in apart for row in rows[:-1])
+            facts["apart"] = {"conversations": len(apart), "rows": sum(map(len, apart)), "tokens": more}
+        return facts
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         from ..data.length_batching import PaddingCollator
@@ -103,6 +117,11 @@ class ReadsInstructions(ReadsChats):
         number = facts["examples"]
         answers = f"{facts['answer_tokens'] / number:.0f} are answers"
         text = self._described(rows, f"{facts['tokens'] / number:.0f} tokens each, of which {answers}")
+        if "apart" in facts:
+            words = (
+                "{conversations:,} of them in {rows:,} rows, one for each answer: {tokens:,} tokens more than together"
+            )
+            text += f"\n{words.format(**facts['apart'])} (task.turns={self._turns})"
         if "fill_rate" in facts:
             text += f"\npacked into {counted(len(rows), 'row')}, {facts['fill_rate']:.1%} filled"
         return text
@@ -126,8 +145,9 @@ class AnswerScores(PerplexityScores):
         if not names:
             return Scored()
         in_rows = ([document[0] for document in rows.documents(number)] or [number] for number in numbers)
-        conversations = sorted(number for members in in_rows for number in members)
         prompts, references = map(rows.texts, ("prompt", "answer"))
+        last = [number for number, prompt in enumerate(prompts) if prompt is not None]  # row of each conversation
+        conversations = sorted({last[bisect_left(last, number)] for members in in_rows for number in members})
 
         def write(mine: list[int]) -> list[str]:
             ids = [self.data.labels.prompt_ids(Chat.from_json(prompts[number])) for number in mine]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 from ..data.account import Account
 from ..data.cells import kind_of, text_of
@@ -17,11 +17,12 @@ REASONING = ("reasoning", "thinking")  # other names of the key reasoning_conten
 SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
 
+Learned = Literal["answers", "last_answer", "marked"]
 Messages = list[dict[str, Any]]
 
 
 class Chat(list):
-    """Messages {role, content, ...}. One with weight 0 is not learned. A chat template reads all their other keys.
+    """Messages {role, content, ...}. A chat template reads all their keys but weight: 0: not learned; 1: marked so.
 
     variables: what the template reads beside the messages, such as tools. repeated: of the messages, how many the
     conversation before it begins with as well, which is of the same example.
@@ -48,6 +49,16 @@ def is_learned(message: dict[str, Any]) -> bool:
 def not_learned(messages: Messages) -> Messages:
     """The same messages, marked so that none of their answers is learned."""
     return [message | {"weight": 0} if message["role"] == ASSISTANT else message for message in messages]
+
+
+def chosen(messages: Messages, learns: Learned) -> Messages:
+    """The messages, marked so that of their answers only those that a recipe learns are."""
+    answers = [number for number, message in enumerate(messages) if is_learned(message)]
+    if learns == "last_answer":
+        answers = answers[-1:]
+    if learns == "marked":
+        answers = [number for number in answers if messages[number].get("weight")]
+    return [message if n in answers else not_learned([message])[0] for n, message in enumerate(messages)]
 
 
 def read_messages(value: Any, where: str, role: str | None, account: Account, roles: dict[str, str]) -> Messages:
@@ -111,7 +122,7 @@ def _message(given: dict[str, Any], where: str, account: Account, roles: dict[st
         raise UserError(f"{where} holds an empty text of the {role}; leave the example out")
     if any(marks.values()) and role != ASSISTANT:
         leave_out(account, f"marks to learn messages of the {role}")
-    weight = {} if role != ASSISTANT or all(marks.values()) else {"weight": 0}
+    weight = {"weight": int(all(marks.values()))} if marks and role == ASSISTANT else {}
     return {"role": role, "content": content} | message | ({"tool_calls": calls} if calls else {}) | weight
 
 
@@ -269,12 +280,14 @@ class Conversations:
                 f"which alone is learned{hint}"
             )
         messages, asked = joined(prompt, answer, f"task.{field}={getattr(self.settings, field)!r}: {place}")
-        messages = not_learned(messages[:asked]) + messages[asked:]
+        messages = chosen(not_learned(messages[:asked]) + messages[asked:], self.settings.learns)
         while messages and not is_learned(messages[-1]):
             messages.pop()
             self.account.left_out("message", "behind the last answer that is learned", is_usual=True)
         if not messages:
-            raise UserError(f"task.{field}: {place} marks each answer as one not to be learned; leave the example out")
+            why = "marks no answer, and task.learns=marked" if self.settings.learns == "marked" else None
+            why = why or "marks each answer as one not to be learned"
+            raise UserError(f"task.{field}: {place} {why}; leave the example out")
         return self._chat(messages, place, row)
 
     def asked(self, place: str, row: dict) -> Chat:

@@ -18,7 +18,7 @@ from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
 from ..words import watched
 from .base import Planned
-from .chat_templates import Encoded
+from .chat_rows import Encoded
 from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
 from .data import Data
 from .losses import OwnLoss
@@ -56,6 +56,7 @@ class ReadsPairs(ReadsChats):
     legend = AS_READ
 
     _noun = "pair"
+    _mend = "learns=last_answer"
     _columns = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
 
     def columns(self) -> dict[str, str]:

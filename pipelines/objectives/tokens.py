@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..recipes.introspection import check_beside
+from ..recipes.recipe_files import chat_template_of
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
@@ -61,7 +62,10 @@ def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: boo
 
     trust = objective.recipe.trust_remote_code
     section = tokenizer_section(objective)
-    return train_or_load_tokenizer(section, texts, cache, progress=progress, trust_remote_code=trust)
+    tokenizer = train_or_load_tokenizer(section, texts, cache, progress=progress, trust_remote_code=trust)
+    if section.chat_template is not None:
+        tokenizer.chat_template = chat_template_of(section.chat_template)
+    return tokenizer
 
 
 def check_tokenizer(objective: "Objective") -> None:
@@ -73,6 +77,10 @@ def check_tokenizer(objective: "Objective") -> None:
         is_other = section.name_or_path != recipe.model.name_or_path
         check_beside("tokenizer", section, [*((name, True, why) for name in names), ("name_or_path", is_other, why)])
         return
+    if section.chat_template is not None:
+        why = f"has no effect with {objective.setting}, whose model is asked nothing"
+        check_beside("tokenizer", section, [("chat_template=", not objective.continues_prompts, why)])
+        chat_template_of(section.chat_template)
     if section.name_or_path is not None:
         why = "has no effect with tokenizer.name_or_path; a pretrained tokenizer has its own"
         check_beside("tokenizer", section, [("framing=", True, why), ("sentinels=", True, why)])

@@ -220,7 +220,7 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_co
         recipe = recipe.with_(evaluation={"metrics": list(objective.default_metrics)})
     if checkpoint is None and recipe.teacher is not None and objective.taught == "tokens":
         checkpoint = recipe.teacher.name_or_path
-    if checkpoint and not final.get("tokenizer"):
+    if checkpoint and not (final.get("tokenizer") or {}).keys() - {"chat_template"}:
         recipe = recipe.with_(tokenizer={"name_or_path": checkpoint})
     if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
         from .usual_rates import choose

@@ -11,10 +11,10 @@ from .strict_yaml import MOST_CHARACTERS, parse_yaml
 from .types import as_mapping, show
 
 
-def shipped(folder: str) -> dict[str, Any]:
-    """Return the YAML files of configs/FOLDER ("recipes" or "models"): name -> readable resource, sorted by name."""
-    rows = [row for row in (files("anyformer.configs") / folder).iterdir() if row.name.endswith(".yaml")]
-    return {row.name.removesuffix(".yaml"): row for row in sorted(rows, key=lambda row: row.name)}
+def shipped(folder: str, suffix: str = ".yaml") -> dict[str, Any]:
+    """Return the files of configs/FOLDER, such as "recipes": name -> readable resource, sorted by name."""
+    rows = [row for row in (files("anyformer.configs") / folder).iterdir() if row.name.endswith(suffix)]
+    return {row.name.removesuffix(suffix): row for row in sorted(rows, key=lambda row: row.name)}
 
 
 def shipped_yaml(folder: str, name: str) -> dict:
@@ -69,6 +69,18 @@ def text_of(path: Path, what: str) -> str:
         raise UserError(f"{what} is not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise UserError(f"{what} cannot be read: {error.strerror}") from None
+
+
+def chat_template_of(name_or_path: str) -> str:
+    """The text of a chat template: of a file, or of a shipped one by its name. Raises UserError."""
+    known, path = shipped("chat_templates", ".jinja"), Path(name_or_path).expanduser()
+    if name_or_path in known:
+        return known[name_or_path].read_text(encoding="utf-8").removesuffix("\n")
+    what = f"tokenizer.chat_template={name_or_path!r}"
+    if not path.exists():
+        hint = did_you_mean(name_or_path, known)
+        raise UserError(f"{what}: no such file, and no shipped one{hint}; known: {', '.join(known)}")
+    return text_of(path, what)
 
 
 def recipe_beside(folder: str | Path) -> Path | None:

@@ -46,6 +46,11 @@ class TokenizerSection:
         "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
     )
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
+    chat_template: str | None = doc(
+        "what writes conversations, and is saved with the tokenizer: a file of Jinja, or a shipped one: plain (every "
+        "vocabulary can write it), chatml, chatml_tools (thoughts, tools and their calls, too); null: the tokenizer's "
+        "own, for chats else plain"
+    )
     special_tokens: list[str] = doc(
         "further special tokens, after those that the tokenizer has anyway; written in a text they are text", []
     )

@@ -1,7 +1,8 @@
 """`anyformer chat`: a conversation with a model, line by line."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..errors import UserError
 from ..generation import continue_text
@@ -9,20 +10,30 @@ from ..generation import continue_text
 COMMANDS = "/reset forgets what was said, /exit ends the chat"
 
 
-def converse(model, tokenizer, lines: Iterable[str], show: Callable[[str], None], *, seed: int = 42, **how) -> None:
+def converse(
+    model,
+    tokenizer,
+    lines: Iterable[str],
+    show: Callable[[str], None],
+    *,
+    seed: int = 42,
+    begin: Sequence[dict[str, Any]] = (),
+    **how,
+) -> None:
     """Answer each line, word by word, until the lines end or one is /exit; Ctrl-C stops an answer.
 
     With a chat template each line continues the conversation since /reset, without one each is continued by itself.
     show: called with each piece of the output. seed: of the answer to the first line; each next line's is one higher.
-    how: as for continue_text.
+    begin: messages before the first line, such as a system message, which are not forgotten. how: as for continue_text,
+    such as the tools that may be called.
     """
-    chats, history = bool(tokenizer.chat_template), []
+    chats, history = bool(tokenizer.chat_template), [*begin]
     show(f"{'' if chats else 'this model has no chat template: it continues each line by itself; '}{COMMANDS}\n")
     for turn, line in enumerate(lines):
         if line.strip() == "/exit":
             return
         if line.strip() == "/reset":
-            history = []
+            history = [*begin]
             show("forgotten\n")
         elif re.fullmatch(r"/\w*\s*", line):
             show(f"{line.strip()}: no such command; {COMMANDS}\n")

@@ -10,9 +10,12 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import (
     _inputs_of,
     _options,
+    continue_text,
     free_positions,
     generate_text,
+    ids_of_question,
     ids_to_continue,
+    load_writer,
     locate_model,
 )
 from tiny_tokenizers import of_bytes, of_words
@@ -80,7 +83,7 @@ def test_a_token_after_a_text_is_not_before_its_continuation(around, before):
     tokenizer.backend_tokenizer.post_processor = template
     assert ids_to_continue(tokenizer, ["a b", "b"]) == [[*before, 1, 2], [*before, 2]]
     model = SimpleNamespace(config=GPT2Config(), device="cpu")
-    assert _inputs_of(model, tokenizer, "a b", False, ())["input_ids"].tolist() == [[*before, 1, 2]]
+    assert _inputs_of(model, tokenizer, "a b", False, (), ())["input_ids"].tolist() == [[*before, 1, 2]]
 
 
 def test_the_command_prints_prompt_and_continuation(saved, capsys):
@@ -151,6 +154,22 @@ def test_a_chat_template_that_fails_is_one_sentence(template, words, saved, caps
     assert main(["generate", str(folder), "hello", "--chat"]) == 2
     sentence = capsys.readouterr().err.strip().splitlines()[-1]
     assert sentence.startswith(f"anyformer: --chat: the chat template of MODEL={folder} {words}")
+
+
+def test_a_question_is_put_with_its_system_message_and_tools_or_refused(saved):
+    model, tokenizer = load_writer(saved())
+    tool = {"type": "function", "function": {"name": "snow", "description": "Snow there.", "parameters": {}}}
+    said = [{"role": "system", "content": "Be short."}]
+    with_tools = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ': ' }}"
+    with_tools += "{% for part in m.content %}{{ part.text }}{% endfor %};{% endfor %}"  # as of models of images
+    tokenizer.chat_template = with_tools
+    text = tokenizer.decode(ids_of_question(tokenizer, [*said, {"role": "user", "content": "hello"}], [tool]))
+    assert text.endswith("system: Be short.;user: hello;") and "Snow there." in text
+    how = {"chat": True, "history": said, "do_sample": False, "max_new_tokens": 4}
+    assert continue_text(model, tokenizer, "hello", tools=[tool], **how) is not None
+    tokenizer.chat_template = with_tools.replace("tools | tojson", "'x'")
+    with pytest.raises(UserError, match="does not write tools, so that the model would not read them"):
+        continue_text(model, tokenizer, "hello", tools=[tool], **how)
 
 
 def test_text_is_told_piece_by_piece_as_it_is_written(saved):

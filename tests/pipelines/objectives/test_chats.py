@@ -210,24 +210,35 @@ def test_keys_that_nothing_reads_are_named_with_their_count(prepare, tmp_path, c
     assert command("preview", tmp_path / "recipe.yaml", "task.packing=true", "--rows", "1") == 0
     named = "not written by the chat template: mood of the assistant (3 times), name of the user (3 times)"
     assert named in " ".join(capsys.readouterr().out.split())
-    without_tools = CHATML.split("endif %}", 1)[1]
-    data = prepare([{"messages": [user("a"), said("b")], "tools": [TOOL]}], template=without_tools, **MESSAGES)
-    assert "tools (1 time)" in describe_data(data)[0][1]
+    row = {"messages": [user("a"), said("b")], "chat_template_kwargs": {"mode": "short"}}
+    assert "mode (1 time)" in describe_data(prepare([row], **MESSAGES))[0][1]
     assert not prepare([{"messages": [user("a"), said("b")]}], **MESSAGES).rows["train"].notes
     pair = {"prompt": [user("a") | {"name": "Ann"}], "chosen": [said("b", mood="good")], "rejected": [said("c")]}
-    data = prepare([pair | {"tools": [TOOL]}] * 2, "preference", template=without_tools, prompt_field="prompt")
-    named = "mood of the assistant (2 times), name of the user (2 times), tools (2 times)"
+    data = prepare([pair] * 2, "preference", prompt_field="prompt")
+    named = "mood of the assistant (2 times), name of the user (2 times)"
     assert named in data.rows["train"].notes[0]
 
 
-@pytest.mark.parametrize("what", ["calls of tools", "what the user says"])
-def test_a_template_that_drops_what_is_needed_is_refused(prepare, what):
-    template = {
-        "calls of tools": CHATML.replace("m.tool_calls or []", "[]"),
-        "what the user says": CHATML.replace("{{ m.content }}", "{{ m.content if m.role != 'user' else '' }}"),
-    }[what]
-    with pytest.raises(UserError, match=f"the tokenizer's chat template does not write {what}"):
-        prepare([with_calls([CALL])], template=template, **MESSAGES)
+DROPS = {
+    "tools": ("{{ tools | tojson }}", "tools"),
+    "calls of tools": ("m.tool_calls or []", "[]"),
+    "results of tools": ("{{ m.content }}", "{{ m.content if m.role != 'tool' else '' }}"),
+    "what the user says": ("{{ m.content }}", "{{ m.content if m.role != 'user' else '' }}"),
+    "what the assistant says": ("{{ m.content }}", "{{ m.content if m.role != 'assistant' else '' }}"),
+}
+
+
+@pytest.mark.parametrize("kind", ["instruction_tuning", "preference"])
+@pytest.mark.parametrize("what", DROPS)
+def test_a_template_that_drops_what_is_needed_is_refused_with_what_mends_it(prepare, what, kind):
+    template, said_twice = CHATML.replace(*DROPS[what]), with_calls([CALL])["messages"]
+    rows = {
+        "instruction_tuning": {"messages": said_twice, "tools": [TOOL]},
+        "preference": {"prompt": said_twice[:3], "chosen": "much", "rejected": "no", "tools": [TOOL]},
+    }
+    task = MESSAGES if kind == "instruction_tuning" else {"prompt_field": "prompt"}
+    with pytest.raises(UserError, match=f"does not write {what} .*(line 1|a probe).*; set tokenizer.chat_template to "):
+        prepare([rows[kind]] * 2, kind, template=template, **task)
 
 
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": False}, {"training": 0, "weight": 1}])
@@ -337,7 +348,7 @@ ENDS = {  # template, special tokens, added tokens that are text, end-of-text to
     "an added token": (CHATML, ["<|im_start|>"], ["<|im_end|>"], EOS, "b<|im_end|>", ["<|im_end|>"]),
     "Phi-3": (
         CHATML + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}",
-        *(["<|im_start|>", "<|im_end|>"], [], EOS, f"b<|im_end|>\n{EOS}", ["<|im_end|>"]),
+        *(["<|im_start|>", "<|im_end|>"], [], EOS, "b<|im_end|>", ["<|im_end|>"]),
     ),
     "GLM": (
         "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{% endfor %}"
@@ -357,17 +368,14 @@ def test_the_token_that_ends_an_answer_is_learned_and_stops_generation(prepare, 
     template, special, plain, eos, end, stops = ENDS[name]
     tokenizer = tokenizer_of(tmp_path / "tokenizer", template, special, plain, eos)
     data = prepare([{"messages": [user("a"), said("b")] * 2}], tokenizer=tokenizer, **MESSAGES)
-    assert learned(data)[1][-1] == end
+    answers = [text for number in range(len(data.rows["train"])) for text in learned(data, number)[1]]
+    assert answers == [end, end]
     eos_id = data.tokenizer.eos_token_id
     model = SimpleNamespace(generation_config=GenerationConfig(eos_token_id=eos_id))
     data.learns().adapt(model)
     ids = data.tokenizer.convert_tokens_to_ids(stops)
     assert model.generation_config.eos_token_id == ([eos_id, *ids] if ids else eos_id)
     assert data.tokenizer.decode([eos_id, *ids], skip_special_tokens=True) == ""
-    first = learned(data)[1][0]
-    assert first == {"Phi-3": "b<|im_end|>", "no mark": " b", "text that looks like a mark": "b<|im_end|>"}.get(
-        name, end
-    )
 
 
 def test_a_call_that_ends_otherwise_stops_generation_as_well(prepare, tmp_path):

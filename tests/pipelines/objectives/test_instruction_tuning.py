@@ -63,12 +63,14 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         ]
         if not messages or (messages[0]["role"], messages[-1]["role"]) != ("user", "assistant"):
             return
-        ids, learned = map(torch.tensor, data.labels.encode([("here", messages)], Account())[0])
+        ((row,),) = data.labels.encode([("here", messages)], Account())
+        ids, learned = map(torch.tensor, row)
         labels = ids.masked_fill(~learned, -100)
         said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
         assert answers_in(tokenizer, ids, labels) == said
         last = [message | {"weight": 0} for message in messages[:-1]] + messages[-1:]  # as of a completion
-        ids, learned = map(torch.tensor, data.labels.encode([("here", last)], Account())[0])
+        ((row,),) = data.labels.encode([("here", last)], Account())
+        ids, learned = map(torch.tensor, row)
         assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
 
     law()
@@ -83,7 +85,7 @@ def test_control_tokens_in_a_message_are_text_and_those_of_the_template_are_cont
         {"role": "assistant", "content": answer},
     ]
     plain = [message | {"content": message["content"].replace("<|", "<!")} for message in asked]
-    (ids, learned), (others, _) = data.labels.encode([("here", asked), ("there", plain)], Account())
+    ((ids, learned),), ((others, _),) = data.labels.encode([("here", asked), ("there", plain)], Account())
     assert ids.count(tokenizer.eos_token_id) == others.count(tokenizer.eos_token_id) == 2
     assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == tokenizer.decode(others).replace("<!", "<|")
     assert tokenizer.decode([number for number, own in zip(ids, learned) if own]) == answer + end
@@ -184,12 +186,12 @@ def test_a_prompt_that_leaves_no_room_is_left_out_and_counted(tmp_path):
         prepared(tmp_path, **on_rows(tmp_path, rows, max_length=10))
 
 
-def test_a_template_that_rewrites_earlier_messages_is_refused(tmp_path):
+def test_a_template_that_writes_the_question_otherwise_once_its_answer_follows_is_refused(tmp_path):
     data = prepared(tmp_path, data={"test_files": None})
     data.tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'] + ('!' if loop.last else '?') + m['content'] }}{% endfor %}"
     )
-    with pytest.raises(UserError, match="writes a message otherwise once another follows"):
+    with pytest.raises(UserError, match="asks for an answer with 'user!x', and writes the answer behind some"):
         data.labels.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])], Account())
 
 
@@ -218,18 +220,17 @@ def template_of(tmp_path):
     return run
 
 
-def test_a_prompt_whose_last_space_would_be_in_one_token_with_the_answer_is_refused(template_of):
-    says = "ends the prompt for an answer with .*assistant: ', whose end the tokenizer joins with the answer's first wo"
-    template = without_mark(" ", " ")
-    with pytest.raises(UserError, match=says):
-        template_of(template)
-    with pytest.raises(UserError, match=says):
-        template_of(template.replace("'\\n'", "eos_token"))  # a mark is learned, but no first word would be
-    plain = template_of(without_mark("\\n", "\\n"))
-    plain.tokenizer.chat_template = template
-    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
-    with pytest.raises(UserError, match=says):  # also of a later answer, where the first probe passes
-        plain.labels.encode([("here", chat)], Account())
+def test_an_answer_whose_first_word_takes_the_prompts_last_space_is_learned_behind_the_prompts_own_tokens(template_of):
+    joins = without_mark(" ", " ")
+    ends = {joins: "red dog", joins.replace("'\\n'", "eos_token"): "red dog", without_mark(" "): " red dog"}
+    for template, answer in ends.items():
+        data = template_of(template)
+        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
+        (((ids, learned),),) = data.labels.encode([("here", chat)], Account())
+        asked = data.labels.prompt_ids(Chat(chat[:1]))
+        assert ids[: len(asked)] == asked and learned.index(True) == len(asked)
+        read = data.tokenizer.decode([number for number, own in zip(ids, learned) if own])
+        assert read == f"{answer}<|endoftext|>"
 
 
 def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
