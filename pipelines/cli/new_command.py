@@ -41,7 +41,7 @@ def run(args) -> None:
     if started.beginning.is_here:
         preview(recipe, 2)
     else:
-        print(f"no rows are shown: {started.beginning.words}")
+        print(f"no rows are shown, as there is no {recipe.model.name_or_path}; {started.beginning.words}")
     folder, name = quoted(recipe.training.output_dir), quoted(out)
     print(f"\nanyformer preview {name}    # more rows\nanyformer train {name}\nanyformer evaluate {folder} {name}")
     print(

