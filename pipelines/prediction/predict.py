@@ -7,7 +7,7 @@ else that of its head. Rows are answered in parts, so that an interrupted predic
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -205,7 +205,7 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
     return evaluation_recipe(place, str(beside), [], trust_remote_code=trust_remote_code)
 
 
-def _data(recipe: Recipe, config, there: set[str], first: list[dict[str, Any]]) -> Data:
+def _data(recipe: Recipe, config, there: set[str], first: Sequence[dict[str, Any]] = ()) -> Data:
     """The tokenizer or image processor of the objective that reads rows and answers them; no rows."""
     objective, place = objective_of(recipe), recipe.model.name_or_path
     head = next(iter(config.architectures or []), "")

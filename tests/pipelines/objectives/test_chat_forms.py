@@ -147,11 +147,7 @@ def test_each_form_of_preferences_is_read_without_a_setting(folder, tmp_path, na
     row = PAIRS[name] | {"score_chosen": 9.0, "score_rejected": 2.0}
     rows, data = rows_of(recipe_of(folder, write(tmp_path / f"rows.{end}", [row] * 3), "preference"))
     worse = READ.replace("Water", "No")
-    assert (
-        data.tokenizer.decode(rows[0]["input_ids"]).split("<|im_start|>")
-        == [part + "\n" * part.endswith(">") for text in (READ, worse) for part in ["", *text.split("<|im_start|>")]]
-        or data.tokenizer.decode(rows[0]["input_ids"]) == f"<|im_start|>{READ}<|im_start|>{worse}"
-    )
+    assert data.tokenizer.decode(rows[0]["input_ids"]) == f"<|im_start|>{READ}<|im_start|>{worse}"
     unread = {entry["name"]: entry["number"] for entry in rows.account.to_json() if entry["fate"] == "unused"}
     assert unread["score_chosen"] == unread["score_rejected"] == 3
 
@@ -172,6 +168,8 @@ def test_what_was_recognised_is_said_where_rows_are_read(folder, tmp_path, comma
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
     prediction = prepare_prediction(str(tmp_path / "run"), [{"conversations": SHARE, "system": "Be short."}])
     assert prediction.asked(*prediction.rows.first) == [SYSTEM, *ASKED]
+    nothing = [{"from": "human", "value": ""}]
+    assert prepare_prediction(str(tmp_path / "run"), [{"conversations": nothing}] * 2).empty == 2
 
 
 def test_what_a_recipe_says_of_its_columns_stays(folder, tmp_path):
