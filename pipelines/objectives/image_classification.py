@@ -72,7 +72,7 @@ class ReadsClassedImages(ReadsImages):
         from ..images.processors import prepare_images
 
         labels = data.labels
-        of_classes = {"class_of": labels.number, "classes": labels.names, "label_facts": labels.facts}
+        of_classes = {"class_of": labels.number, "classes": labels.identity(), "label_facts": labels.facts}
         return prepare_images(source, data.processor, self.shape, cache, **of_classes)
 
     def try_examples(self, examples: list, data: Data | None) -> None:

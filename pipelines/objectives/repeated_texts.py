@@ -1,16 +1,19 @@
 """Texts that several examples share, in two splits or with several classes: found in stored rows, and noted."""
 
 from collections import defaultdict
+from typing import TYPE_CHECKING
 
-from ..data.example_store import EncodedExamples
 from ..storage.cache import kept_value
 from ..words import counted
 from .data import Data
 
+if TYPE_CHECKING:
+    from ..data.example_store import EncodedExamples
+
 SHOWN = 60  # characters of a text
 
 
-def note_repeated(data: Data, rows: dict[str, EncodedExamples], way_out: str) -> None:
+def note_repeated(data: Data, rows: "dict[str, EncodedExamples]", way_out: str) -> None:
     """Note them in the accounts of the splits, by what the model reads of the texts. way_out: what keeps them apart."""
 
     def found() -> dict[str, list[str]]:
@@ -35,6 +38,6 @@ def note_repeated(data: Data, rows: dict[str, EncodedExamples], way_out: str) ->
         rows[split].account.note(*sentences)
 
 
-def _shown(data: Data, rows: EncodedExamples, number: int) -> str:
+def _shown(data: Data, rows: "EncodedExamples", number: int) -> str:
     text = data.tokenizer.decode(rows[number]["input_ids"], skip_special_tokens=True)
     return repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")

@@ -39,8 +39,8 @@ class WholeFile(FileFormat):
     def check_kind(self, field: str, path: Path, pattern: str) -> None:
         if not (is_image_file(path) or is_text_file(path)):
             raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .xlsx, .jsonl, .json, .parquet; "
-                f"also compressed), an image, or a text (.txt, .md)"
+                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .xlsx, .jsonl, .json, "
+                f".parquet; also compressed), an image, or a text (.txt, .md)"
             )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import sys
 
 import openpyxl
 import pytest
@@ -134,3 +135,11 @@ def test_settings_of_how_files_are_read_need_files():
             open_corpora(DataSection(source="stdlib", **{name: value}))
     with pytest.raises(UserError, match=r"data\.separator=';' is not one of its choices"):
         recipe_from_dict({"data": {"files": "a.csv", "separator": ";"}, "model": {"family": "encoder"}})
+
+
+def test_a_workbook_without_openpyxl_is_one_sentence(tmp_path, monkeypatch):
+    path = workbook(tmp_path / "a.xlsx", Tickets=[list(COLUMNS)])
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    for door in (rows_of, lambda path: Unlabelled(str(path))):
+        with pytest.raises(UserError, match=r"a\.xlsx needs the package openpyxl; install anyformer\[excel\]"):
+            door(path)
