@@ -100,7 +100,7 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
 
 def _of_recipe(name: str, settings: list[str] = (), split: str | None = None) -> Corpus:
     try:
-        objective = objective_of(load_recipe(name, [*settings, "data.clean=null"]))
+        objective = objective_of(load_recipe(name, [*settings, "data.clean=null"])).for_rows()
         reads = objective.Reads(objective)
         sources = reads.open()
     except UserError as error:

@@ -242,11 +242,12 @@ def rule_of(data: DataSection, sources: dict[str, Reader | None], classes: str |
 
 
 def first_rows(data: DataSection) -> tuple[list[dict[str, Any]], str]:
-    """(some of the first training rows, with all columns that are there; their name); none of data.derive.
+    """(the first rows of the first split that there is, with all their columns; its name); none of data.derive.
 
     Rows that cannot be read are left out. Raises UserError as open_examples.
     """
-    reader = open_reader(data, TRAIN, ExampleView({}, Limits.of(data)), data.cache_dir)
+    view = ExampleView({}, Limits.of(data))
+    reader = next(filter(None, (open_reader(data, split, view, data.cache_dir) for split in SPLITS)), None)
     if reader is None or data.derive is not None:
         return [], ""
     columns = {name: IfThere(name) for name in reader.all_columns()}

@@ -175,9 +175,9 @@ def completed(
         return None if written else ChatForm(default, needed | beside)
     aliased = [row | {ours: cell(row, IfThere(theirs)) for ours, theirs in named.items()} for row in rows]
     form = recognise(aliased, settings.name, name, is_asked) if is_asked or not absent else None
-    if form is None and is_asked:
-        return None
     if form is None:
+        if is_asked:
+            return None
         raise _no_column(absent or lacking or {"format": settings.format}, settings.name, needed, rows, place)
     found = {setting: default for setting, default in defaults.items() if default in named} | form.settings
     found = {setting: named.get(column, column) for setting, column in found.items() if setting not in written}

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ..data.account import Account
-from ..data.cells import kind_of
+from ..data.cells import kind_of, text_of
 from ..errors import UserError
 
 ASSISTANT = "assistant"
@@ -56,12 +56,11 @@ def read_messages(value: Any, where: str, role: str | None, account: Account, ro
     A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. account:
     counts what is left out. roles: {role in the data: one of ROLES}.
     """
-    messages = value
-    if isinstance(value, str):
-        messages = of_json(value)
-        if role is not None and not are_messages(messages, roles):
-            messages = [{"role": role, "content": value}]
-    messages = [value] if isinstance(value, dict) else messages
+    messages = of_json(value) if isinstance(value, str) else value
+    if isinstance(messages, dict) and role is not None:
+        messages = [messages]
+    if isinstance(value, str) and role is not None and not are_messages(messages, roles):
+        messages = [{"role": role, "content": value}]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         problem = "neither a text nor a list of messages {role, content}"
         if role is None:
@@ -235,28 +234,26 @@ class Conversations:
     def messages(self, field: str, place: str, row: dict, role: str | None) -> Messages:
         """The messages in the column that a setting names, as read_messages. Raises UserError where it holds none."""
         column = getattr(self.settings, field)
-        return self._read(row[column], f"task.{field}={column!r}: {place}", role)
-
-    def _read(self, value: Any, where: str, role: str | None) -> Messages:
-        return read_messages(value, where, role, self.account, self.settings.roles)
+        where = f"task.{field}={column!r}: {place}"
+        return read_messages(row[column], where, role, self.account, self.settings.roles)
 
     def _history(self, place: str, row: dict) -> Messages:
         """The turns before a prompt: pairs [question, answer], messages, or the JSON of either. Raises UserError."""
         column = self.settings.history_field
-        value = row.get(column) if column is not None else None
-        turns = of_json(value) if isinstance(value, str) and value.strip() else value or []
+        cell = row.get(column) if column is not None else None
+        turns = of_json(cell.strip() or "[]") if isinstance(cell, str) else cell or []
         if isinstance(turns, list) and all(isinstance(turn, list) and len(turn) == 2 for turn in turns):
             said = [pair for turn in turns for pair in zip(("user", ASSISTANT), turn)]
             turns = [{"role": role, "content": text} for role, text in said]
-        return self._read(turns, f"task.history_field={column!r}: {place}", None) if turns != [] else []
+        turns = cell if turns is None else turns  # no JSON
+        return [] if turns == [] else self.messages("history_field", place, row | {column: turns}, None)
 
     def _system(self, place: str, row: dict) -> Messages:
         """The system message in a column of its own; []: there is none. Raises UserError."""
         column = self.settings.system_field
-        text = row.get(column) if column is not None else None
-        if text is not None and not isinstance(text, str):
-            raise UserError(f"task.system_field={column!r}: {place} holds {kind_of(text)}, not text")
-        return [{"role": "system", "content": text}] if text and text.strip() else []
+        there = column is not None and row.get(column) is not None
+        text = text_of(row, column, "system_field", place) if there else ""
+        return [{"role": "system", "content": text}] if text.strip() else []
 
     def learned(self, field: str, prompt: Messages, answer: Messages, place: str, row: dict) -> Chat:
         """System message, prompt and answer, up to the last learned one; of the prompt nothing is learned.
@@ -266,7 +263,7 @@ class Conversations:
         """
         role = answer[-1]["role"]
         if role != ASSISTANT:
-            hint = "" if role in ROLES else f"; task.roles={{{role}: {ASSISTANT}}} reads it as one"
+            hint = "" if role in ROLES else f"; task.roles={{{role}: {ASSISTANT}, ...: user}} reads it as one"
             raise UserError(
                 f"task.{field}: {place} ends with a message of the {role}, not with an answer of the {ASSISTANT}, "
                 f"which alone is learned{hint}"
@@ -275,6 +272,7 @@ class Conversations:
         messages = not_learned(messages[:asked]) + messages[asked:]
         while messages and not is_learned(messages[-1]):
             messages.pop()
+            self.account.left_out("message", "behind the last answer that is learned", is_usual=True)
         if not messages:
             raise UserError(f"task.{field}: {place} marks each answer as one not to be learned; leave the example out")
         return self._chat(messages, place, row)

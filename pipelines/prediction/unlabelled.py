@@ -15,6 +15,7 @@ from ..data.files import NOT_UTF8, file_identities, open_file
 from ..data.image_files import is_image_file
 from ..data.reader import Row, View, all_unicode
 from ..errors import UserError, did_you_mean
+from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.packed_files import unpacked_name
@@ -119,7 +120,7 @@ class Unlabelled(FileReader):
 def is_empty(cell: Any) -> bool:
     """Whether a cell holds nothing: null, no text but white space, no words, no message with a text, no image."""
     if isinstance(cell, dict):
-        return all(is_empty(value) for name, value in cell.items() if name != "role")
+        return all(is_empty(value) for name, value in cell.items() if name not in SPEAKS)
     if isinstance(cell, list | tuple):
         return all(map(is_empty, cell))
     if isinstance(cell, str | bytes):
