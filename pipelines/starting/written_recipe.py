@@ -138,6 +138,7 @@ class Written:
         section, known = {"name": self.guess.task} | self.guess.settings, vars(self.objective.Settings())
         label = next((name for name in ("label_field", "tags_field") if name in section), "")
         self.comments |= {(self.learned, label): self.guess.label} if self.guess.label else {}
+        self.comments[self.learned, "merge_labels"] = "names that differ in case, spaces and the like are one class"
         wanted = {"max_length": self.guess.reads, "max_target_length": self.guess.writes and (self.guess.writes,)}
         for name, columns in wanted.items():
             if name in known and name not in section and columns:

@@ -159,6 +159,7 @@ def test_what_is_found_of_a_file_is_written_where_it_can_be_changed(folder):
     text = start(str(given_file("tickets_of_a_german_spreadsheet", folder))).text
     data = parse_yaml(text, "")["data"]
     assert data["separator"] == "semicolon" and data["encoding"] == "cp1252"
+    assert parse_yaml(text, "")["task"]["merge_labels"] is True  # Abrechnung, abrechnung
     assert re.search(r"# tokens: half of the texts .* 95 % \d+", text)
     assert re.search(r"# .*Abrechnung \d+.*\n  label_field: Abteilung\n", text)
 
