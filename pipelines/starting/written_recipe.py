@@ -14,6 +14,7 @@ from ..adapters import load_config
 from ..data.splits import VALIDATION, Split
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import np, torch
+from ..objectives.reads import columns_of
 from ..open_tokenizer import open_tokenizer
 from ..plugins import OBJECTIVES
 from ..positions import empty_model, most_positions
@@ -118,7 +119,9 @@ class Written:
 
     def _data(self) -> dict[str, Any]:
         section, number = self.data.section | self.guess.data, self.table.number
-        unread = [name for name in self.table.columns if not self.guess.needs(name)]
+        read = [*columns_of(self.objective.Settings(**self.guess.settings)).values()]
+        read += [name for name in self.table.columns if self.guess.needs(name)]
+        unread = [name for name in self.table.columns if not any(f"{one}.".startswith(f"{name}.") for one in read)]
         words = f"; not read: {', '.join(unread[:4])}{', ...' * (len(unread) > 4)}" if unread else ""
         words += f"; of no split: {', '.join(self.data.unused[:3])}" if self.data.unused else ""
         self.comments["data", next(iter(section))] = counted(number, "row") + words
