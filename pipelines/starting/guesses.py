@@ -270,7 +270,8 @@ def corpora(table: Table) -> Iterator[Guess]:
         yield Guess("causal", 0.99, reason, {}, (good,), data={"text_field": good}, evaluation={"minimal_pairs": None})
     others = [column for column in table.content() if column.is_class or column.numbers]
     for text in texts[:1]:
-        score = 0.3 if len(texts) > 1 or any(column.hint("labels") for column in others) else 0.55
+        bodies = [column for column in texts if column is text or column.hint("texts") != 1]  # beside titles
+        score = 0.3 if len(bodies) > 1 or any(column.hint("labels") for column in others) else 0.55
         reason = f"{text.name!r} holds texts" + ", and no other column classes or answers" * (score > 0.5)
         score += 0.1 * (text.words > 100) + 0.2 * (len(table.content()) == 1)
         for task, less in (("causal", 0.0), ("masked", 0.1)):
