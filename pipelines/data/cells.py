@@ -13,14 +13,18 @@ class IfThere(str):
 
 
 def cell(row: dict[str, Any], name: str) -> Any:
-    """The value of a column; dots in its name lead into nested dicts, and into lists by numbers. Raises KeyError."""
+    """The value of a column; dots in its name lead into nested dicts and, by numbers, into lists; of a list
+    of dicts a key gives a list. Raises KeyError."""
     if name in row:
         return row[name]
     value: Any = row
     for key in name.split("."):
         if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-            value = dict(enumerate(value))
-            key = int(key)
+            value = value[int(key)]
+            continue
+        if isinstance(value, list) and all(isinstance(one, dict) and key in one for one in value):
+            value = [one[key] for one in value]
+            continue
         if not isinstance(value, dict) or key not in value:
             if isinstance(name, IfThere):
                 return None

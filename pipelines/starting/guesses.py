@@ -1,11 +1,13 @@
 """Which task learns from a table: a guess for each that fits, with a score and a reason."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..objectives.chat_forms import recognise
+from ..objectives.label_writing import groups_alike
 from ..plugins import METRICS
 from .what_columns_hold import Column, Table, hints
 
@@ -197,6 +199,7 @@ def labelled(table: Table) -> Iterator[Guess]:
         reason = f"{label.name!r} holds {len(label.counts)} values that come again and again, one for each {noun}"
         score = 0.5 + max(0.12 * label.hint("labels") + 0.1 * bool(pair), few)
         own = settings | {"label_field": label.name}
+        own |= {"merge_labels": True} if groups_alike(Counter(label.texts)) else {}  # spellings of one class
         yield Guess("sequence_classification", score, reason, own, reads, of_counts(label), evaluation=OF_CLASSES)
     numbers = [column for column in table.content() if column.numbers and not column.has_names]
     for label in (column for column in numbers if reads and column.name not in reads):
@@ -267,7 +270,8 @@ def corpora(table: Table) -> Iterator[Guess]:
         yield Guess("causal", 0.99, reason, {}, (good,), data={"text_field": good}, evaluation={"minimal_pairs": None})
     others = [column for column in table.content() if column.is_class or column.numbers]
     for text in texts[:1]:
-        score = 0.3 if len(texts) > 1 or any(column.hint("labels") for column in others) else 0.55
+        bodies = [column for column in texts if column is text or column.hint("texts") != 1]  # beside titles
+        score = 0.3 if len(bodies) > 1 or any(column.hint("labels") for column in others) else 0.55
         reason = f"{text.name!r} holds texts" + ", and no other column classes or answers" * (score > 0.5)
         score += 0.1 * (text.words > 100) + 0.2 * (len(table.content()) == 1)
         for task, less in (("causal", 0.0), ("masked", 0.1)):

@@ -83,7 +83,12 @@ class Column:
         if self.share < 0.1 or is_one or self._nearly_all([text for text in self.texts if ASIDE.fullmatch(text)]):
             return True
         all_differ = not self.lists and len(self.counts) > 0.95 * len(self.filled)
-        in_order = self.are_whole and len(self.numbers) > 5 and self.numbers == sorted(self.numbers)
+        in_order = (
+            not self.hint("labels")
+            and self.are_whole
+            and len(self.numbers) > 5
+            and self.numbers == sorted(self.numbers)
+        )
         return all_differ and (in_order or (IDS.fullmatch(self.name) is not None and self.words < 1.5))
 
     @cached_property

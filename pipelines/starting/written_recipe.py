@@ -9,15 +9,15 @@ from typing import Any
 
 import yaml
 
-from ..accounting.devices import CPU, Devices
 from ..accounting.host_memory import memory_of_this_machine
-from ..accounting.plan import plan_run
+from ..adapters import load_config
 from ..data.splits import VALIDATION, Split
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, loading
 from ..lazy import np, torch
+from ..objectives.reads import columns_of
 from ..open_tokenizer import open_tokenizer
 from ..plugins import OBJECTIVES
-from ..recipes.compose import recipe_from_dict
+from ..positions import empty_model, most_positions
 from ..recipes.strict_yaml import StrictDumper
 from ..recipes.usual_rates import ENOUGH_STEPS, MOST_EPOCHS, PRETRAINED_EPOCHS
 from ..words import counted, short_number
@@ -70,13 +70,15 @@ class Written:
         self.learned, self.is_known = self.objective.section, beginning.is_here and not beginning.is_fresh
         self.comments = {("model", next(iter(model))): beginning.words}
         self.sections: dict[str, Any] = {"description": f"{guess.task} of {data.name}", "model": model}
-        self.count, tokenizer = self._counter() if self.objective.tokens is not None else (None, None)
+        with loading(f"model.name_or_path={model.get('name_or_path')}"):
+            self.config = load_config(model["name_or_path"]) if self.is_known else None
+            self.count, tokenizer = self._counter() if self.objective.tokens is not None else (None, None)
         if beginning.is_fresh and tokenizer is not None:
             self.sections["tokenizer"] = tokenizer
         self.sections |= {"data": self._data(), self.learned: self._settings()}
         self.sections |= {"training": self._training(), "evaluation": self._evaluation()}
-        if self.is_known:
-            self._fit_memory()
+        if self.config is not None:
+            self._fit_memory(self.config)
         elif beginning.is_fresh:
             model |= self._pixels() if self.count is None else {"max_position_embeddings": self._positions()}
 
@@ -105,7 +107,9 @@ class Written:
         half, most, longest = (int(np.quantile(lengths, share)) for share in (0.5, 0.95, 1.0))
         needed = 1.05 * most + (24 if self.objective.continues_prompts else 2)  # what stands around a text
         words = f"tokens: half of the texts {'' if self.is_known else 'about '}{half} or fewer, 95 % {most}"
-        return next((size for size in LENGTHS if size >= needed), LENGTHS[-1]), f"{words}, the longest {longest}"
+        length = next((size for size in LENGTHS if size >= needed), LENGTHS[-1])
+        most = self.config and most_positions(self.config)
+        return min(length, most or length), f"{words}, the longest {longest}"
 
     def _positions(self) -> int:
         section = self.sections[self.learned]
@@ -115,7 +119,9 @@ class Written:
 
     def _data(self) -> dict[str, Any]:
         section, number = self.data.section | self.guess.data, self.table.number
-        unread = [name for name in self.table.columns if not self.guess.needs(name)]
+        read = [*columns_of(self.objective.Settings(**self.guess.settings)).values()]
+        read += [name for name in self.table.columns if self.guess.needs(name)]
+        unread = [name for name in self.table.columns if not any(f"{one}.".startswith(f"{name}.") for one in read)]
         words = f"; not read: {', '.join(unread[:4])}{', ...' * (len(unread) > 4)}" if unread else ""
         words += f"; of no split: {', '.join(self.data.unused[:3])}" if self.data.unused else ""
         self.comments["data", next(iter(section))] = counted(number, "row") + words
@@ -135,6 +141,7 @@ class Written:
         section, known = {"name": self.guess.task} | self.guess.settings, vars(self.objective.Settings())
         label = next((name for name in ("label_field", "tags_field") if name in section), "")
         self.comments |= {(self.learned, label): self.guess.label} if self.guess.label else {}
+        self.comments[self.learned, "merge_labels"] = "names that differ in case, spaces and the like are one class"
         wanted = {"max_length": self.guess.reads, "max_target_length": self.guess.writes and (self.guess.writes,)}
         for name, columns in wanted.items():
             if name in known and name not in section and columns:
@@ -174,11 +181,11 @@ class Written:
         patch = 4 if side <= 48 else 8
         return {"image_size": min(96, side // patch * patch), "patch_size": patch, "num_channels": 1 if is_grey else 3}
 
-    def _fit_memory(self) -> None:
-        """Adapters, where the weights with AdamW's states do not fit. Raises UserError for a model that is none."""
+    def _fit_memory(self, config: Any) -> None:
+        """Adapters, where the weights with AdamW's states do not fit."""
         is_gpu = torch.cuda.is_available()
         memory = torch.cuda.get_device_properties(0).total_memory if is_gpu else memory_of_this_machine()
-        weights = plan_run(recipe_from_dict(self.sections), Devices(CPU, 1, memory, None, None)).sizes.parameters
+        weights = sum(weight.numel() for weight in getattr(empty_model(config), "parameters", tuple)())
         self.comments["model", "name_or_path"] = f"{short_number(weights)} weights: {self.beginning.words}"
         if BYTES * weights > memory:
             self.sections["training"]["lora"] = {"r": 16}

@@ -159,8 +159,9 @@ def test_what_is_found_of_a_file_is_written_where_it_can_be_changed(folder):
     text = start(str(given_file("tickets_of_a_german_spreadsheet", folder))).text
     data = parse_yaml(text, "")["data"]
     assert data["separator"] == "semicolon" and data["encoding"] == "cp1252"
+    assert parse_yaml(text, "")["task"]["merge_labels"] is True  # Abrechnung, abrechnung
     assert re.search(r"# tokens: half of the texts .* 95 % \d+", text)
-    assert re.search(r"label_field: Abteilung +# .*Abrechnung \d+", text)
+    assert re.search(r"# .*Abrechnung \d+.*\n  label_field: Abteilung\n", text)
 
 
 def test_files_of_a_folder_become_splits_and_the_others_are_named(folder):
