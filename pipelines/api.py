@@ -4,7 +4,7 @@ A recipe is given by name, by path or (but for evaluate) as the result of load_r
 train("quickstart", training={"max_steps": 50}). Nothing is printed but the progress line of a training.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -151,30 +151,39 @@ def predict(
     given: str | Path | Iterable[Any],
     *,
     out: str | Path | None = None,
-    columns: dict[str, str] | None = None,
+    read: dict[str, str] | None = None,
+    columns: Sequence[str] | None = None,
+    top: int | None = None,
+    threshold: float | None = None,
     batch_size: int = 16,
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> "list[dict[str, Any]] | Path":
     """A saved model's answers to rows without labels: each row's columns, `prediction`, and what belongs to it.
 
+    A row that cannot be answered has the prediction None, and its `reason`.
+
     Args:
         model: folder of a run or a model, or a Hub name. The recipe beside it, else its head, decides what is read.
         given: files and folders (tables, images, texts), or rows as mappings.
         out: .jsonl, .csv or .parquet to write; the same call goes on with one that was interrupted. None: the answers
             are returned.
-        columns: {name of a column in the training recipe: its name here}.
+        read: {name of a column in the training recipe: its name here}.
+        columns: those of the rows that are returned, or written, beside the answers; None: all.
+        top: so many of the best classes, {"answer", "score"} of each, stand in `top` in place of all `scores`.
+        threshold: a prediction with a lower score is None, with the reason "unsure".
         batch_size: rows in a batch.
         max_new_tokens: the most tokens that a model writes; None: as its generation config says, else 256.
         trust_remote_code: whether code that comes with the model may run.
 
     Raises:
-        UserError: no such model or file, a column that is missing, or a row that cannot be read.
+        UserError: no such model or file, scores that the model does not give, or no row that can be answered.
     """
     from .prediction.answer_files import AnswerFile
     from .prediction.predict import prepare_prediction, run_prediction
 
-    how: dict[str, Any] = {"columns": columns, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
+    how: dict[str, Any] = {"read": read, "columns": columns, "top": top, "threshold": threshold}
+    how |= {"batch_size": batch_size, "max_new_tokens": max_new_tokens}
     file = None if out is None else AnswerFile(Path(out))
     answers: list[dict[str, Any]] = []
     run_prediction(prepare_prediction(model, given, trust_remote_code=trust_remote_code, **how), file, answers.extend)

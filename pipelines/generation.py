@@ -155,7 +155,8 @@ def continue_text(
         on_text: called with each piece of the text as soon as it is known, where tokens are chosen one by one. The
             pieces are the beginning of what is returned.
         chat: the prompt is a question, put by the tokenizer's chat template; only the answer is returned.
-        history, tools: messages before the question, such as of the system, and what may be called in the answer.
+        history: messages {role, content} before the question, the first of which may be a system message.
+        tools: what the model may call in its answer, as chat templates take them: {type, function: {name, ...}}.
 
     Raises:
         UserError: a prompt that is empty or too long for the model, or tools that its chat template does not write.

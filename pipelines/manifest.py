@@ -31,6 +31,8 @@ NEVER_EMPTY = ("config.json", "tokenizer.json", "preprocessor_config.json")
 # Among them what a user may edit: defaults of generation, the place of an adapter's base, a recipe, and code, which
 # the package may write anew.
 MAY_CHANGE = ("generation_config.json", "adapter_config.json", "recipe.yaml", "*.py")
+# What loading reads first, or beside the rest, where it stands in a folder.
+READ_IF_THERE = (WEIGHTS, "chat_template.jinja", *(name for name in OBJECTS if name not in MAY_CHANGE))
 Entries = dict[str, dict[str, Any]]  # {file: {"size", "sha256"}}
 
 
@@ -137,7 +139,7 @@ def is_untouched(file: Path) -> bool:
 
 
 def check_saved_files(folder: str | Path, what: str) -> None:
-    """Raise UserError for a file of a model that is damaged, or that is not the one it was saved with.
+    """Raise UserError for a file of a model that is damaged, added, or not the one it was saved with.
 
     A folder without a manifest has nothing to compare. Where its weights are whole and others, a person has saved
     another model into it, whose other files may differ, too. what: the argument that names the folder.
@@ -146,14 +148,14 @@ def check_saved_files(folder: str | Path, what: str) -> None:
     entries = {name: entry for name, entry in read_manifest(folder).items() if is_any(Path(name).name, OF_ANSWERS)}
     weights = {name: entry for name, entry in entries.items() if is_any(name, WEIGHT_FILES)}
     others = {name: entry for name, entry in entries.items() if name not in weights and not is_any(name, MAY_CHANGE)}
-    changed = first_changed(folder, others)
+    changed, way_out = first_changed(folder, others), "put back the file that was saved"
+    added = [name for name in READ_IF_THERE if entries and name not in entries and (folder / name).is_file()]
+    if changed is None and added:
+        changed, way_out = (added[0], "was added"), "remove it"
     if changed is not None and first_changed(folder, weights) is None:
         name, words = changed
-        fault = words if words == "is missing" else "has changed since it was saved with the weights"
-        raise UserError(
-            f"{what}={folder}: {name} {fault}; put back the file that was saved, or delete {MANIFEST} if the change is "
-            f"meant"
-        )
+        fault = words if words in ("is missing", "was added") else "has changed since it was saved with the weights"
+        raise UserError(f"{what}={folder}: {name} {fault}; {way_out}, or delete {MANIFEST} if the change is meant")
     check_readable(folder, [name for name in OBJECTS if changed is not None or name not in others])
 
 

@@ -27,7 +27,7 @@ def pytest_sessionstart(session):
         from hypothesis import settings
 
         # Few examples, other ones in each run, however long they take on a busy machine.
-        settings.register_profile("few", max_examples=20, deadline=None)
+        settings.register_profile("few", max_examples=12, deadline=None)
         settings.load_profile("few")
         torch.set_num_threads(1)
         # The first backward pass of a process decides whether autograd has threads, which no fork survives: it does
@@ -154,6 +154,14 @@ def poison_empty_memory():
 
     with contextlib.ExitStack() as stack:
         yield lambda: stack.enter_context(unwritten_is_nan())
+
+
+@pytest.fixture
+def without_activations(monkeypatch):
+    """A plan measures no activations, which takes seconds for each model; test_plan.py is about those."""
+    from anyformer.pipelines.accounting.activations import Activations, StepActivations
+
+    monkeypatch.setattr(StepActivations, "measured", lambda *_: Activations(1, 1))
 
 
 @pytest.fixture

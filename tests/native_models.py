@@ -288,16 +288,13 @@ def twin_cases() -> list[tuple[str, str, str]]:
 
 
 def marked_twin_cases() -> list:
-    """All of them as pytest's rows: by default the head of pretraining of each architecture, and every other head once
-    in a family; the rest is slow."""
-    seen, rows = set(), []
-    for name, head, cls in twin_cases():
-        family = matching.ARCHITECTURES[NATIVE[name][0]].family
-        kind = (NATIVE[name][0] if head == family_row(family).pretraining else family, head)
-        is_fast = kind not in seen
-        seen.add(kind)
-        rows.append(pytest.param(name, head, cls, marks=() if is_fast else pytest.mark.slow))
-    return rows
+    """All of them as pytest's rows: by default every head once in a family, each of another architecture; the rest is
+    slow."""
+    by_kind = {}
+    for case in twin_cases():
+        by_kind.setdefault((matching.ARCHITECTURES[NATIVE[case[0]][0]].family, case[1]), []).append(case)
+    fast = [cases[5 * turn % len(cases)] for turn, cases in enumerate(by_kind.values())]
+    return [pytest.param(*case, marks=() if case in fast else pytest.mark.slow) for case in twin_cases()]
 
 
 def native_config(name: str, **fields):

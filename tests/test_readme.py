@@ -238,12 +238,11 @@ RUN = [command for command in commands() if not not_run(command)]
 
 
 def split_by_kind() -> tuple[list[str], list[str]]:
-    """(README's commands and the first of each verb and what it is of, the others)."""
-    kinds, readme = {}, commands(README)
+    """(README's commands and the first of each verb, the others)."""
+    verbs, readme = {}, commands(README)
     for command in RUN:
-        _, verb, *what = words_of(command)[1]
-        kinds.setdefault((verb, *what[:1]) if verb != "plan" else verb, command)
-    first = [command for command in RUN if command in (*readme, *kinds.values()) or "--help" in command]
+        verbs.setdefault(words_of(command)[1][1], command)
+    first = [command for command in RUN if command in (*readme, *verbs.values()) or "--help" in command]
     return first, [command for command in RUN if command not in first]
 
 
@@ -299,18 +298,6 @@ def image_bytes(number: int) -> bytes:
     return file.getvalue()
 
 
-# What later commands go on from.
-PREPARED = (
-    "anyformer train imdb_mlm",
-    "anyformer train imdb_classify",
-    "anyformer train imdb_classify model.name_or_path=",
-    "anyformer train fashion_mnist_vit",
-    "anyformer train instructions_1k",
-    "anyformer train preferences_1k",
-    "anyformer train stdlib_long_context_base",
-)
-
-
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory, worker_id):
     """A folder with texts and a finished tiny `runs/quickstart`, made by the first of the commands.
@@ -333,9 +320,6 @@ def made_stage(folder: Path) -> Path:
         patch.chdir(folder)
         patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
         assert cli.main(["train", "quickstart", *TINY, SMALL_VOCABULARY]) == 0
-        for start in PREPARED:
-            command = next(command for command in commands() if command.startswith(start))
-            assert cli.main(made_tiny(words_of(command)[1])[1:]) == 0
     return folder
 
 
@@ -385,7 +369,7 @@ def writes_into(folder: str, words: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("command", [*FIRST, *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS)])
-def test_every_command_for_newcomers_runs(command, on_stage, monkeypatch, capsys):
+def test_every_command_for_newcomers_runs(command, on_stage, without_activations, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -430,6 +414,7 @@ def python_blocks(trains: bool) -> list[str]:
 def test_python_blocks_run_with_anyformer(on_stage, capsys):
     namespace: dict[str, Any] = {}
     for block in python_blocks(trains=False):
+        made_before(["anyformer", "python", *re.findall(r"runs/\w+", block)])
         exec(compile(block, "page", "exec"), namespace)
     printed = capsys.readouterr().out.splitlines()
     assert {"negative", "positive"} & set(printed) and any(line.startswith("def ") for line in printed)

@@ -31,6 +31,7 @@ def recipe(tmp_path):
     return str(tmp_path / "mine.yaml")
 
 
+@pytest.mark.slow
 def test_an_lstm_of_a_run_s_size_is_trained_and_measured_by_the_same_recipe(recipe, repo_root, tmp_path, monkeypatch):
     script, folder, run = str(repo_root / "scripts" / "results" / "lstm.py"), tmp_path / "lstm", tmp_path / "trained"
     assert main(["train", recipe]) == 0

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
-from .generate_command import add_sampling
+from ..errors import UserError
+from .generate_command import add_conversation, add_sampling
 from .output import say_loading
 from .parser import add_backends
 
@@ -17,24 +18,32 @@ def add_arguments(add_parser) -> None:
         "an answer. A model without a chat template continues each line.",
         epilog="examples:\n"
         "  anyformer chat runs/instructions_1k\n"
+        '  anyformer chat runs/instructions_1k --system "Answer in one sentence." --tools tools.json\n'
         '  echo "What is a tokenizer?" | anyformer chat runs/instructions_1k --greedy',
     )
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    add_conversation(parser)
     add_sampling(parser, 256)
     add_backends(parser, "what computes it")
 
 
 def run(args) -> None:
-    from ..generation import check_sampling, load_writer
-    from ..serving.chat import converse
+    from ..generation import check_sampling, ids_of_question, load_writer
+    from ..serving.chat import converse, read_tools, system_message
 
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     check_sampling(not args.greedy, **sampling)
+    begin, tools = system_message(args.system), read_tools(args.tools)
     say_loading()
     backends = args.attn_implementation, args.experts_implementation
     options = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}
     show = partial(print, end="", flush=True)
-    converse(*load_writer(args.model, args.trust_remote_code, *backends), typed(), show, seed=args.seed, **options)
+    model, tokenizer = load_writer(args.model, args.trust_remote_code, *backends)
+    if (begin or tools) and not tokenizer.chat_template:
+        raise UserError(f"--system and --tools need a chat template, and MODEL={args.model} has none; leave them out")
+    if begin or tools:  # what its chat template cannot write is said before the first question
+        ids_of_question(tokenizer, [*begin, {"role": "user", "content": "?"}], tools)
+    converse(model, tokenizer, typed(), show, seed=args.seed, begin=begin, tools=tools, **options)
 
 
 def typed() -> Iterator[str]:

@@ -24,6 +24,7 @@ def add_arguments(add_parser) -> None:
         epilog="examples:\n"
         "  anyformer evaluate runs/quickstart\n"
         "  anyformer evaluate runs/quickstart quickstart --split validation --max-examples 100\n"
+        "  anyformer evaluate runs/imdb_classify labelled.csv\n"
         "  anyformer evaluate runs/multi30k_en_de multi30k_en_de task.num_beams=1\n"
         "  anyformer evaluate runs/imdb_classify runs/imdb_finetuned imdb_classify\n"
         "  anyformer evaluate runs/imdb_classify sentiment\n"
@@ -43,7 +44,8 @@ def add_arguments(add_parser) -> None:
         "recipe",
         metavar="TASK",
         nargs="?",
-        help="recipe whose data and metrics are taken (default: the run's own), or a suite; A B TASK compares models",
+        help="recipe whose data and metrics are taken (default: the run's own); or labelled files, a pattern or a "
+        "folder, which the run's own recipe reads; or a suite; A B TASK compares models",
     )
     add_overrides(parser)
     parser.add_argument("--split", choices=("test", "validation"), help="data to measure on (default: test, if any)")
@@ -117,7 +119,7 @@ def _program(args) -> str:
     from ..evaluation.request import is_pairs
     from ..recipes.suite_file import is_suite
 
-    if is_pairs(args.recipe):
+    if is_pairs(args.recipe, args.models[0], args.overrides):
         return "pairs"
     if is_suite(args.recipe):
         return "suite"
@@ -130,14 +132,28 @@ def _program(args) -> str:
 
 def _task(args) -> "tuple[Measured, Path | None]":
     """One model or two on a task: the result, and the file of its JSON."""
-    from ..evaluation.request import check_predictions, check_shots, choose_split, evaluation_recipe
+    from ..evaluation.request import (
+        check_predictions,
+        check_shots,
+        choose_split,
+        evaluation_recipe,
+        is_data,
+        on_data,
+        own_recipe,
+    )
     from ..reporting.plots import check_by_position
 
+    task, given = args.recipe, args.recipe if is_data(args.recipe) else None
+    if given is not None:
+        if args.program == "shots":
+            raise UserError("--shots takes its solved examples from training data; name a recipe instead of a file")
+        task = own_recipe(args.models[0], args.overrides)
     recipes = []
     for model in args.models:
         notes: list[str] = []
         trust = {"trust_remote_code": args.trust_remote_code}
-        recipes.append(evaluation_recipe(model, args.recipe, args.overrides, notes, **trust))
+        recipe = evaluation_recipe(model, task, args.overrides, notes, **trust)
+        recipes.append(recipe if given is None else on_data(recipe, given))
         say(notes)
         check_predictions(recipes[-1], args.predictions)
     recipe = recipes[0]
@@ -152,7 +168,12 @@ def _task(args) -> "tuple[Measured, Path | None]":
         if output is None:
             raise UserError("--by-position writes JSON and a plot, and MODEL is no folder; add --output FILE")
     say_loading()
-    return _measured(args, recipes, split, output), output
+    result = _measured(args, recipes, split, output)
+    if given is not None and args.program == "task":
+        from ..evaluation.result import validation_of
+
+        result.validation = validation_of(args.models[0])
+    return result, output
 
 
 def _measured(args, recipes: list, split: str, output: Path | None) -> "Measured":

@@ -1,6 +1,8 @@
 """`anyformer generate`: a text continued by a saved model."""
 
-from ..errors import refuse_file
+from os.path import expanduser
+
+from ..errors import UserError, refuse_file
 from .output import quoted, say_loading, say_next
 from .parser import add_backends, at_least
 
@@ -16,10 +18,17 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     parser.add_argument("prompt", metavar="PROMPT", help="text to continue")
     parser.add_argument("--chat", action="store_true", help="the prompt is a question, put by the chat template")
+    add_conversation(parser)
     mode = add_sampling(parser, 64)
     mode.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default without --num-beams")
     parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
     add_backends(parser, "what computes it")
+
+
+def add_conversation(parser) -> None:
+    """Add what a chat template writes before a question."""
+    parser.add_argument("--system", metavar="TEXT", help="the system message before the question")
+    parser.add_argument("--tools", type=expanduser, metavar="FILE", help="JSON: a list of tools that may be called")
 
 
 def add_sampling(parser, tokens: int):
@@ -36,15 +45,19 @@ def add_sampling(parser, tokens: int):
 
 def run(args) -> None:
     from ..generation import generate_text
+    from ..serving.chat import read_tools, system_message
 
     refuse_file("PROMPT", args.prompt, f"anyformer predict {args.model} {args.prompt} answers the texts in it")
     # None: the default of the kind of model. A decoder samples, an encoder-decoder searches.
     do_sample = True if args.do_sample else False if args.greedy or args.num_beams > 1 else None
+    if not args.chat and (args.system is not None or args.tools is not None):
+        raise UserError("--system and --tools stand before a question; add --chat")
+    conversation = {"history": system_message(args.system), "tools": read_tools(args.tools)}
     say_loading()
     shown: list[str] = []
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "num_beams", "seed", "chat", "trust_remote_code")
     options = {name: getattr(args, name) for name in (*names, "attn_implementation", "experts_implementation")}
     on_text = lambda piece: shown.append(piece) or print(piece, end="", flush=True)  # noqa: E731
-    text = generate_text(args.model, args.prompt, do_sample=do_sample, on_text=on_text, **options)
+    text = generate_text(args.model, args.prompt, do_sample=do_sample, on_text=on_text, **conversation, **options)
     print(text.removeprefix("".join(shown)))
     say_next(f'anyformer inspect {quoted(args.model)} "..."    # what it attends to')

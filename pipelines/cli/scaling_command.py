@@ -55,10 +55,10 @@ def run(args) -> int:
     from ..experiments.ladder import FEWEST, ladder, steps_of, widths_of
     from ..experiments.study import Study
     from ..recipes.compose import load_recipe
+    from ..recipes.introspection import check_beside
 
     recipe = recipe_of(args)
-    if recipe.publish.repo_id is not None:
-        raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with scaling, whose runs are many")
+    check_beside("publish", recipe.publish, [("repo_id=", True, "does not go with scaling, whose runs are many")])
     if recipe.stages:
         raise UserError("stages do not go with scaling, which counts rows of one length; set stages=[]")
     widths, steps = widths_of(recipe, args.widths), steps_of(recipe, args.steps)

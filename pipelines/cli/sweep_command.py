@@ -51,6 +51,7 @@ def run(args) -> int:
     from ..experiments.sweep import SweepStudy
     from ..experiments.sweep_file import is_sweep_file, read_sweep
     from ..recipes.compose import load_recipe
+    from ..recipes.introspection import check_beside
     from ..reporting.plots import check_by_position
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -66,8 +67,7 @@ def run(args) -> int:
         return evaluation_recipe(settings.evaluate, settings.recipe, overrides)
 
     recipe = load(sweep.fixed)
-    if recipe.publish.repo_id is not None:
-        raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with a sweep, whose runs are many")
+    check_beside("publish", recipe.publish, [("repo_id=", True, "does not go with a sweep, whose runs are many")])
     known = known_combinations(sweep, recipe.training.seed)
     if known is not None:
         known = legal(known, sweep, args.legal_only, load)

@@ -1,7 +1,7 @@
 """Documents, reasons to skip one, sources of documents, and the corpus of one split."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 from types import MappingProxyType
@@ -44,7 +44,7 @@ UTF8 = "utf-8"
 class Limits:
     """Most bytes of a document and of a line, in UTF-8, so that a broken one does not fill the memory.
 
-    encoding, separator, sheet: how files are read, as the settings of the data section.
+    encoding, separator, sheet, column_names: how files are read, as the settings of the data section.
     """
 
     document_bytes: int
@@ -52,6 +52,7 @@ class Limits:
     encoding: str = UTF8
     separator: str | None = None
     sheet: str | None = None
+    column_names: Sequence[str] | None = None
 
     @classmethod
     def of(cls, data: DataSection, source: SourceSection | None = None) -> Self:
@@ -59,7 +60,7 @@ class Limits:
         of_files = (getattr(source or data, name) for name in OF_FILES)
         return cls(data.max_document_bytes, data.max_line_bytes, *of_files)
 
-    def of_files(self) -> dict[str, str]:
+    def of_files(self) -> dict[str, Any]:
         """How files are read, where the recipe says it."""
         return {name: value for name in OF_FILES if (value := getattr(self, name)) not in (UTF8, None)}
 

@@ -233,7 +233,8 @@ _FIRST = 100  # rows of it
 
 
 class Separated(FileFormat):
-    """A table as text: the first line names the columns, a quoted value may hold separators and line breaks.
+    """A table as text: the first line names the columns, unless the recipe does (data.column_names), in which case it
+    may repeat the names; a quoted value may hold separators and line breaks.
 
     usual: the name of the separator by which such files' names are known. A line `sep=;`, as Excel reads it, comes
     before the names.
@@ -257,7 +258,8 @@ class Separated(FileFormat):
 
     def like(self, path, limits, other):
         limits = super().like(path, limits, other)
-        return replace(limits, separator=other.separator and self.separator(path, limits, other.separator))
+        separator = other.separator and self.separator(path, limits, other.separator)
+        return replace(limits, separator=separator, column_names=other.column_names)
 
     def rows(self, field, path, columns, limits):
         delimiter = SEPARATORS[self.separator(path, limits)]
@@ -265,10 +267,11 @@ class Separated(FileFormat):
             lines = io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="")
             parts = iter(partial(self._part, lines, limits.document_bytes), "")
             table = csv.reader(parts, delimiter=delimiter, strict=True)
-            names, line = None, 1
+            names, line = limits.column_names, 1
             try:
                 for values in table:
-                    if not values or (names is None and delimiter.join(values).lower() == f"sep={delimiter}"):
+                    is_sep = line == 1 and delimiter.join(values).lower() == f"sep={delimiter}"
+                    if not values or is_sep or values == names:
                         pass
                     elif names is None:
                         names = values
@@ -441,14 +444,14 @@ class Parquet(FileFormat):
 
 @register_file_format(".xlsx", ".xlsm")
 class Excel(FileFormat):
-    """A sheet of a workbook, of which a row without a value is none; the first row names the columns."""
+    """A sheet of a workbook, of which a row without a value is none; names of columns as in text."""
 
     is_compressed = True
     has_own_paths = True
     ways = ("data.sheet",)
 
     def rows(self, field, path, columns, limits):
-        names = None
+        names = limits.column_names and [*limits.column_names]
         with self._open(field, path) as book:
             sheets = {sheet.title: sheet for sheet in book.worksheets}
             title = limits.sheet or next(iter(sheets))
@@ -457,7 +460,7 @@ class Excel(FileFormat):
             sheets[title].reset_dimensions()  # those that other programs write are often wrong
             for number, cells in enumerate(sheets[title].iter_rows(values_only=True), start=1):
                 values = [value.isoformat() if hasattr(value, "isoformat") else value for value in cells]
-                if values.count(None) == len(values):
+                if values.count(None) == len(values) or values == names:
                     continue
                 if names is None:
                     names = ["" if value is None else str(value) for value in values]
@@ -471,6 +474,7 @@ class Excel(FileFormat):
         return {"sheet": names[0]} if limits.sheet is None and len(names) > 1 else {}
 
     def like(self, path, limits, other):
+        limits = replace(limits, column_names=other.column_names)
         is_there = other.sheet in contents.value(path, "sheets", self._sheets)
         return replace(limits, sheet=other.sheet) if is_there else limits
 

@@ -49,7 +49,10 @@ class Evaluation(Result):
     confidence interval. answers: {"row", "prediction", "reference"} of each example, if there are references, and its
     "part" if one run has several tasks. compared: what the metrics were computed from. backends: what computed
     attention and experts. classes: as Scores.class_report.
+    validation: the metrics of the run's validation, which are shown beside.
     """
+
+    validation: dict[str, float] = {}
 
     split: str
     examples: int
@@ -69,7 +72,11 @@ class Evaluation(Result):
     def show(self) -> None:
         """Print the metrics as a table below a line that says what was measured."""
         head = self.head(counted(self.examples, self.rows.removesuffix("s")))
-        console = print_table(head, ["metric", "value"], metric_cells(self.metrics, self.intervals))
+        columns, cells = ["metric", "value"], metric_cells(self.metrics, self.intervals)
+        if self.validation:
+            before = dict(metric_cells(self.validation, {}))
+            columns, cells = [*columns, "validation of the run"], [[*row, before.get(row[0], "")] for row in cells]
+        console = print_table(head, columns, cells)
         for name, signature in self.signatures.items():
             console.print(f"{name}: {signature}", markup=False)
         if self.classes is not None:

@@ -1,7 +1,10 @@
 """The request of `anyformer evaluate MODEL TASK`, checked before anything heavy is imported."""
 
+import glob
 import json
 import os
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +13,8 @@ from ..generation import locate_model
 from ..plugins import METRICS, objective_of
 from ..recipes.compose import load_recipe, parse_override
 from ..recipes.data_section import sections_of
-from ..recipes.recipe_files import is_file_of, read_yaml_file, recipe_beside
-from ..recipes.schema import MINIMAL_PAIRS, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
+from ..recipes.recipe_files import is_file_of, read_yaml_file, recipe_beside, shipped
+from ..recipes.schema import MINIMAL_PAIRS, DataSection, MinimalPairsSettings, ModelSection, Recipe, TrainingSection
 from ..recipes.suite_file import Suite
 from ..recipes.types import as_mapping, build
 
@@ -42,7 +45,7 @@ def evaluation_recipe(
     names = ("report_to", "torch_compile", "gradient_checkpointing", "lora", "parallelism")
     names += ("lr_scheduler_type", "lr_scheduler_kwargs")  # a schedule that follows validations would need some
     idle = {name: getattr(fresh, name) for name in names}
-    validations = dict.fromkeys(("best_metric", "every_steps", "patience"))
+    validations = dict.fromkeys(("best_metric", "every_steps", "at_start", "patience"))
     return recipe.with_(training={"extra": extra, **idle}, evaluation=validations)
 
 
@@ -95,14 +98,51 @@ def recipes_of_suite(
     return requests
 
 
-def is_pairs(task: str | None) -> bool:
-    """Whether TASK names minimal pairs: a YAML with a section minimal_pairs, shipped or not, or a file of rows."""
+# Settings that name data, or the parts of them.
+OF_SOURCES = ("source", "dataset", "mixture", "clean", "derive", "streaming", "validation_files", "validation_split")
+OF_SOURCES += ("test_split", "test_fraction", "stratify", "group_field")
+
+
+def is_data(task: str | None) -> bool:
+    """Whether TASK is a file of data, a pattern or a folder of them, in place of a recipe."""
+    path = Path(task or "").expanduser()
+    if task is None or path.suffix in (".yaml", ".yml") or any(task in shipped(kind) for kind in ("recipes", "suites")):
+        return False
+    return path.is_dir() or (path.is_file() and bool(path.suffix)) or (glob.has_magic(task) and not path.exists())
+
+
+def on_data(recipe: Recipe, given: str) -> Recipe:
+    """The recipe with a file, a pattern or a folder as its test data, in place of all its data.
+
+    Metrics that are computed from training data are left out, and all classes weigh alike in the loss.
+    Raises UserError where no file is found, and for a recipe of several parts.
+    """
+    from ..data.patterns import find_files
+
+    if objective_of(recipe).parts:
+        raise UserError(f"{recipe.name} has parts, each with data of its own; name a recipe in place of TASK={given}")
+    pattern = f"{glob.escape(given)}/**/*" if Path(given).expanduser().is_dir() else given
+    data = {name: getattr(DataSection(), name) for name in OF_SOURCES} | {"validation_fraction": 0.0}
+    data |= {"files": str(next(iter(find_files("TASK", pattern)))), "test_files": pattern}
+    metrics = [name for name in recipe.evaluation.metrics if not METRICS[name].needs_train]
+    task = {recipe.learned_section: {"class_weights": None}} if recipe.learned.weighs_by_train else {}
+    name = f"{recipe.name}-on-{re.sub(r'[^a-zA-Z0-9]+', '-', Path(given).name).strip('-')}"
+    return recipe.with_(name=name, data=data, evaluation={"metrics": metrics}, **task)
+
+
+def is_pairs(task: str | None, model: str = "", overrides: Sequence[str] = ()) -> bool:
+    """Whether TASK names minimal pairs: a YAML with a section minimal_pairs, shipped or not, or a file of them.
+
+    A file is one of pairs where settings of theirs are given, its columns have their names, or `model` has no recipe.
+    """
     if task is None:
         return False
-    if Path(task).is_file() and Path(task).suffix not in (".yaml", ".yml"):
+    if is_data(task):
         from ..data.file_formats import format_of
+        from ..likelihoods.minimal_pairs import are_pairs
 
-        return format_of(Path(task)) is not None
+        is_asked = recipe_beside(model) is None or any(word.startswith(f"{MINIMAL_PAIRS}.") for word in overrides)
+        return Path(task).is_file() and format_of(Path(task)) is not None and (is_asked or are_pairs(task))
     return is_file_of(task, "suites", MINIMAL_PAIRS) and MINIMAL_PAIRS in read_yaml_file(task, "suites", "suite")[0]
 
 

@@ -10,11 +10,13 @@ from ..objectives.prepare import cache_of
 from ..recipes.schema import Recipe
 from ..recipes.secrets import without_signatures
 from ..reporting.interpret import between
+from ..reporting.run_log import RUN_FILE, read_run
 from ..storage.atomic import write_atomically
 from ..storage.json_text import json_text
 from ..storage.record import Record, package_versions
 from ..words import human_time, short_metric
 
+VALIDATION = "validation_"
 # Reads the examples once more: of each "place", the file and line, and the texts that the model is asked.
 Asked = Callable[[], Iterable[dict[str, Any]]]
 
@@ -108,6 +110,13 @@ def asked_of(reads, examples: Callable[[], Iterable[tuple[str, dict]]]) -> Asked
             yield {"place": place} | {column: row[column] for column in columns if isinstance(row[column], str | list)}
 
     return asked
+
+
+def validation_of(model: str) -> dict[str, float]:
+    """{metric: value} of the validation at the end of a run; {} of a model that is no run."""
+    folder = Path(model).expanduser()
+    metrics = read_run(folder).metrics if (folder / RUN_FILE).is_file() else {}
+    return {name.removeprefix(VALIDATION): value for name, value in metrics.items() if name.startswith(VALIDATION)}
 
 
 def metric_cells(metrics: dict[str, float], intervals: dict[str, dict]) -> list[list[str]]:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from ..errors import UserError
+from ..recipes.introspection import check_beside
 from ..recipes.schema import Recipe
 from ..reporting.comparison import compared
 from ..reporting.console import print_table
@@ -20,8 +21,7 @@ def seed_study(recipe: Recipe, seeds: list[int]) -> Study:
 
     Raises UserError for runs that would be published over each other, or share DeepSpeed's engine.
     """
-    if recipe.publish.repo_id is not None:
-        raise UserError(f"publish.repo_id={recipe.publish.repo_id} does not go with --seeds, whose runs are many")
+    check_beside("publish", recipe.publish, [("repo_id=", True, "does not go with --seeds, whose runs are many")])
     by_launcher = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false").lower() == "true"
     if by_launcher or recipe.training.extra.get("deepspeed") is not None:
         raise UserError("--seeds does not go with DeepSpeed, which trains once in a process; start each training.seed")

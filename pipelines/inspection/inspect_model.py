@@ -1,74 +1,48 @@
-"""`anyformer inspect`: opens a model and its tokenizer or image processor, and writes its page."""
+"""`anyformer inspect`: looks at a model's texts or images, and writes its page."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from ..adapters import HEADS_OF_TASKS, is_adapter, load_config, load_model, task_of
-from ..errors import UserError, loading, refuse_file
-from ..generation import locate_model
-from ..lazy import transformers
-from ..open_tokenizer import open_tokenizer
-from ..transformers_logging import errors_only
+from ..errors import UserError
 from ..words import counted, short_number, watched
 from .maps_page import write_page
-from .views import view_of_image, view_of_text
-
-
-def open_model(name: str, trust_remote_code: bool = False):
-    """A model with the head that it was saved with, in evaluation mode. Raises UserError where it cannot be loaded."""
-
-    # Errors only: an adapter's head is in its own file, which transformers reads afterwards.
-    with loading(f"MODEL={name}"), errors_only():
-        kind = class_of(name, load_config(name, trust_remote_code=trust_remote_code))
-        return load_model(kind, name, trust_remote_code=trust_remote_code).eval()
-
-
-def class_of(name: str, config):
-    """The class to load a saved model with: the one in its config; for an adapter the one it was trained with."""
-    import anyformer
-
-    trained_for = HEADS_OF_TASKS.get(task_of(name)) if is_adapter(name) else None
-    class_name = trained_for or (config.architectures or ["AutoModel"])[0]
-    return getattr(anyformer, class_name, None) or getattr(transformers, class_name, transformers.AutoModel)
+from .views import Wanted, view_of_image, view_of_text
 
 
 def inspect_model(
     name: str,
-    shown: list[str],
+    model,
+    processor,
+    shown: Sequence[tuple[str, Any, str | None]],
     out: Path,
-    *,
-    word: str | None = None,
-    layers: list[int] | None = None,
+    wanted: Wanted,
     target: str | None = None,
-    trust_remote_code: bool = False,
-) -> int:
-    """Write the page of a model on some texts, or on images for a vision transformer; returns the page's bytes.
+) -> tuple[int, list[dict]]:
+    """Write the page of a model on texts or images; returns its bytes, and view's heads for each of them.
 
     Args:
-        word: part of the texts; the page shows which tokens attend to it.
-        layers: numbers of the layers whose maps the page holds; None: all.
-        target: what an encoder-decoder writes; None: what it generates.
-    """
+        processor: the model's tokenizer or image processor.
+        shown: (title, texts that are read together or a Pillow image, the model's answer; None: there is none).
+        target: what an encoder-decoder writes; None: its answer.
 
-    transformers.utils.logging.disable_progress_bar()
-    name = locate_model(name)
-    with loading(f"MODEL={name}"):
-        reads_text = getattr(load_config(name, trust_remote_code=trust_remote_code), "patch_size", None) is None
-    for text in [*shown, target or ""] if reads_text else ():
-        refuse_file("TEXT", text)
-    model, chosen = open_model(name, trust_remote_code), None if layers is None else set(layers)
-    config = model.config
-    count = getattr(config, "num_hidden_layers", 0)
-    wrong = [layer for layer in layers or [] if not 0 <= layer < count]
+    Raises UserError for layers or heads that the model does not have, and for a word that is in no text.
+    """
+    count, views, heads = getattr(model.config, "num_hidden_layers", 0), [], []
+    wrong = [layer for layer in wanted.layers or [] if not 0 <= layer < count]
     if wrong:
         raise UserError(f"--layers {wrong[0]}: the model has {counted(count, 'layer')}, from 0 to {count - 1}")
-    if not reads_text:
-        with loading(f"MODEL={name}: its image processor"):
-            processor = transformers.AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
-        views = [view_of_image(model, processor, Path(file), chosen) for file in watched(shown, "images")]
-    else:
-        with loading(f"MODEL={name}: its tokenizer"):
-            tokenizer = open_tokenizer(name, trust_remote_code)
-        views = [view_of_text(model, tokenizer, text, word, chosen, target) for text in watched(shown, "texts")]
-    parameters = sum(p.numel() for p in model.parameters())
-    about = f"{type(model).__name__}, {short_number(parameters)} parameters"
-    return write_page(out, {"model": Path(name).name or name, "about": about, "views": views})
+    for title, read, answer in watched(shown, "looking at"):
+        if isinstance(read, list):
+            one = view_of_text(model, processor, read, wanted, answer if target is None else target)
+        else:
+            one = view_of_image(model, processor, read, wanted)
+        if answer is None and model.can_generate() and "lens" in one:
+            answer = ", ".join(f"{token!r} {share:.1%}" for token, share in one["lens"][-1]) + " comes next"
+        heads.append(one.pop("heads"))
+        views.append({"title": title, "answer": answer} | one)
+    for word in wanted.words:
+        if not any(word in one["words"] for one in views):
+            raise UserError(f"--word {word!r} is in none of the texts")
+    about = f"{type(model).__name__}, {short_number(sum(p.numel() for p in model.parameters()))} parameters"
+    return write_page(out, {"model": Path(name).name or name, "about": about, "views": views}), heads

@@ -20,11 +20,16 @@ const view = () => facts.views[state.view];
 const current = () => view().maps[state.map];
 function share(map, head, query, key) {
   const data = decoded.get(map), q = map.queries.length, k = map.keys.length;
-  const one = (h) => (data[(h * q + query) * k + key] / 100) ** 2;
+  const one = (h) => map.largest[h] * (data[(h * q + query) * k + key] / 100) ** 2;
   if (!state.mean) return one(head);
   let sum = 0;
   for (let h = 0; h < map.heads; h++) sum += one(h);
   return sum / map.heads;
+}
+function largest(map) { // of what is shown: the scale of a map ends there
+  let most = 1e-30;
+  if (state.mean) map.queries.forEach((_, q) => map.keys.forEach((_, k) => { most = Math.max(most, share(map, 0, q, k)); }));
+  return state.mean ? most : Math.max(most, map.largest[state.head]);
 }
 function ink() { return getComputedStyle(document.documentElement).getPropertyValue("--ink"); }
 function paint(canvas, map, read) {
@@ -37,7 +42,7 @@ function paint(canvas, map, read) {
   canvas.width = columns; canvas.height = rows;
   canvas.getContext("2d").putImageData(image, 0, 0);
 }
-function headName(map, head) { return map.name + ", " + (state.mean ? "mean of heads" : "head " + head); }
+function headName(map, head) { return map.name + ", " + (state.mean ? "mean of heads" : "head " + head + " (" + map.short + ".H" + head + ")"); }
 
 async function drawGrid() {
   const table = $("grid"); table.replaceChildren();
@@ -72,7 +77,7 @@ async function drawGrid() {
 function choose(map, head) { state.map = map; state.head = head; state.query = Math.min(state.query, view().maps[map].queries.length - 1); draw(); }
 
 function drawTokens() {
-  const map = current(), cross = map.kind !== "self", asked = new Set(view().places || []);
+  const map = current(), cross = map.kind !== "self", asked = new Set(Object.values(view().words).flat()), most = largest(map);
   const top = $("tokens"), below = $("targets"); top.replaceChildren(); below.replaceChildren();
   const picture = view().image;
   $("how").textContent = picture ? "Choose a patch: brighter patches are looked at more." : cross
@@ -89,7 +94,7 @@ function drawTokens() {
   if (cross) map.keys.forEach((token, k) => below.append(make("button", token, {tabIndex: -1, className: asked.has(k) ? "asked" : ""})));
   for (let k = 0; k < map.keys.length; k++) {
     const value = share(map, state.head, state.query, k);
-    keysBox.children[k].style.backgroundColor = `rgba(${ink()}, ${(0.7 * Math.min(1, Math.sqrt(value))).toFixed(3)})`;
+    keysBox.children[k].style.backgroundColor = `rgba(${ink()}, ${(0.7 * Math.sqrt(value / most)).toFixed(3)})`;
     keysBox.children[k].title = percent(value);
   }
   top.onkeydown = (event) => {
@@ -123,16 +128,17 @@ function says() {
   const map = current(), order = map.keys.map((token, k) => [share(map, state.head, state.query, k), k]).sort((a, b) => b[0] - a[0]).slice(0, 5);
   const found = order.filter(([value]) => value > 0.005).map(([value, k]) => word(map.keys[k]) + " (" + k + ") " + percent(value));
   let sentence = word(map.queries[state.query]) + " (" + state.query + ") looks at " + (found.join(", ") || "nothing above half a percent") + ".";
-  const asked = view().places || [];
-  if (asked.length && map.keys === current().keys && map.summary.word) {
-    const lookers = map.queries.map((token, q) => [asked.reduce((sum, k) => sum + share(map, state.head, q, k), 0), q]).filter(([, q]) => map.kind !== "self" || !asked.includes(q)).sort((a, b) => b[0] - a[0]).slice(0, 5);
-    sentence += " “" + view().word + "” is looked at by " + lookers.map(([value, q]) => word(map.queries[q]) + " (" + q + ") " + percent(value)).join(", ") + ".";
+  for (const [name, places] of Object.entries(view().words)) if (map.summary["to " + name]) {
+    const lookers = map.queries.map((token, q) => [places.reduce((sum, k) => sum + share(map, state.head, q, k), 0), q]).filter(([, q]) => map.kind !== "self" || !places.includes(q)).sort((a, b) => b[0] - a[0]).slice(0, 5);
+    sentence += " “" + name + "” is looked at by " + lookers.map(([value, q]) => word(map.queries[q]) + " (" + q + ") " + percent(value)).join(", ") + ".";
   }
   $("says").textContent = sentence;
 }
 function drawMap() {
   const map = current(), canvas = $("map");
-  paint(canvas, map, (q, k) => share(map, state.head, q, k));
+  const most = largest(map);
+  paint(canvas, map, (q, k) => share(map, state.head, q, k) / most);
+  $("value").textContent = "The darkest is the largest value: " + percent(most) + ". Point at the matrix to read others.";
   const scale = Math.max(1, Math.min(14, Math.floor(520 / Math.max(map.keys.length, map.queries.length))));
   canvas.style.width = map.keys.length * scale + "px"; canvas.style.imageRendering = "pixelated";
   canvas.onmousemove = (event) => {
@@ -142,11 +148,11 @@ function drawMap() {
   canvas.onclick = (event) => { const at = canvas.getBoundingClientRect(); state.query = Math.floor((event.clientY - at.top) / at.height * map.queries.length); drawHead(); };
 }
 function drawSummary() {
-  const rows = [], columns = ["entropy", "distance", "previous", "first", "word"].filter((name) => view().maps.some((map) => map.summary && map.summary[name]));
+  const rows = [], columns = ["entropy", "distance", "previous", "first", ...Object.keys(view().words).map((name) => "to " + name)].filter((name) => view().maps.some((map) => map.summary && map.summary[name]));
   view().maps.forEach((map, m) => { if (map.summary) for (let h = 0; h < map.heads; h++) rows.push({m, h, name: map.name + ", head " + h, values: columns.map((name) => map.summary[name] ? map.summary[name][h] : null)}); });
   if (state.sort !== null) rows.sort((a, b) => (state.down ? 1 : -1) * ((b.values[state.sort] ?? -1) - (a.values[state.sort] ?? -1)));
   const table = $("summary"), head = make("tr"); table.replaceChildren(); head.append(make("th", "head"));
-  columns.forEach((name, c) => { const cell = make("th"), button = make("button", name === "word" ? "to “" + view().word + "”" : name); button.onclick = () => { state.down = state.sort === c ? !state.down : true; state.sort = c; drawSummary(); }; cell.setAttribute("aria-sort", state.sort === c ? (state.down ? "descending" : "ascending") : "none"); cell.append(button); head.append(cell); });
+  columns.forEach((name, c) => { const cell = make("th"), button = make("button", name); button.onclick = () => { state.down = state.sort === c ? !state.down : true; state.sort = c; drawSummary(); }; cell.setAttribute("aria-sort", state.sort === c ? (state.down ? "descending" : "ascending") : "none"); cell.append(button); head.append(cell); });
   table.append(head);
   for (const row of rows.slice(0, 400)) {
     const line = make("tr"); if (row.m === state.map && row.h === state.head) line.className = "chosen";
@@ -185,6 +191,7 @@ function drawHead() {
 async function draw() {
   const map = current(); await bytes(map);
   $("title").textContent = view().title.length > 300 ? view().title.slice(0, 300) + " …" : view().title;
+  $("answer").textContent = view().answer === null ? "" : "Answer: " + view().answer;
   document.querySelectorAll("#grid button").forEach((button) => button.setAttribute("aria-pressed", Number(button.dataset.map) === state.map && Number(button.dataset.head) === state.head));
   drawHead(); drawSummary();
 }

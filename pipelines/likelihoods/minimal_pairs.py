@@ -19,7 +19,7 @@ from ..errors import UserError, did_you_mean, loading
 from ..lazy import datasets
 from ..metrics import wilson
 from ..recipes.data_section import SourceSection
-from ..recipes.schema import DataSection, MinimalPairsSettings
+from ..recipes.schema import MINIMAL_PAIRS, DataSection, MinimalPairsSettings
 from ..words import say
 
 USUAL = {"good_field": ("sentence_good", "good"), "bad_field": ("sentence_bad", "bad")}
@@ -137,6 +137,12 @@ def _readers(settings: MinimalPairsSettings, where: str) -> list[Reader]:
         readers.append(HubReader(section, "split", view))
         readers[-1].place = f"{settings.dataset} ({name})"
     return readers
+
+
+def are_pairs(file: str) -> bool:
+    """Whether the columns of a file of rows are named as those of good and bad texts usually are."""
+    there = _columns_of(_readers(MinimalPairsSettings(files=file), MINIMAL_PAIRS)[0])
+    return all(not set(usual).isdisjoint(there) for usual in USUAL.values())
 
 
 def _columns_of(reader: Reader) -> list[str]:

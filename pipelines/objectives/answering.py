@@ -47,6 +47,9 @@ def piped(objective: Objective, finished: FinishedModel, kind: str, asked: list,
     return by_length(asked, lengths, answer) if asked else []
 
 
+OF_SCORES = ("prediction", "score", "scores")
+
+
 def of_scores(found: list[dict[str, Any]]) -> dict[str, Any]:
     """{"prediction": the likeliest class, "score": its score, "scores": {class: score}} of a pipeline's result."""
     best = max(found, key=lambda each: each["score"])

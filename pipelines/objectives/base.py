@@ -79,8 +79,9 @@ class Objective:
     WHOLE_ROWS (no row is split over processes).
     tokens: what its tokenizer needs (tokens.py); None: it reads no text. words: what people read about it.
     compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
-    recipe names none. asks_for: the kind of the answers in `Reads.questions`, which few-shot evaluation puts to any
-    language model: "classes", "numbers" or "texts"; None: no questions.
+    recipe names none. gives: the columns of an answer to a row; its "score" is the probability of its "prediction".
+    asks_for: the kind of the answers in `Reads.questions`, which few-shot evaluation puts to any language model:
+    "classes", "numbers" or "texts"; None: no questions.
     parts: the objectives that it consists of, by label; empty for most objectives.
     continues_prompts: whether the finished model gets evaluation.sample_prompts.
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
@@ -103,6 +104,7 @@ class Objective:
     words: Words = Words()
     compares: ClassVar[str | None] = None
     default_metrics: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ("prediction",)
     asks_for: str | None = None
     parts: "Mapping[str, Objective]" = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False

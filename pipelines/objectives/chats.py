@@ -142,8 +142,8 @@ class ReadsChats(Reads):
         section = self.settings
         of_rows = [section.max_length, section.system, data.tokenizer.chat_template, list(columns)]
         of_rows += [section.roles] if section.roles else []
-        if section.learns != "answers" or self._turns == "apart":
-            of_rows += [section.learns, self._turns]
+        chosen = [section.learns, getattr(section, "turns", "auto")]
+        of_rows += chosen if chosen != ["answers", "auto"] else []
         rows = stored(self, data, source, cache, columns, of_rows, kind=[self.objective.name])
         rows.account.note(*self.objective.recognised)
         if not len(rows):

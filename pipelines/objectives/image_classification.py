@@ -8,7 +8,7 @@ from ..recipes.row_words import PREDICTS
 from ..recipes.schema import doc
 from ..recipes.types import show
 from ..words import counted
-from .answering import of_scores, piped
+from .answering import OF_SCORES, of_scores, piped
 from .answers import FinishedModel
 from .base import SHARE
 from .class_labels import (
@@ -148,7 +148,7 @@ class ImageClassification(ImageObjective):
     Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ImageScores, AnswersClass
     auto_class = AnswersClass.head
     families = ("vit",)
-    compares = "classes"
+    compares, gives = "classes", OF_SCORES
     default_metrics = ("accuracy",)
     words = replace(PREDICTS, hub_task="image-classification")
 

@@ -19,7 +19,7 @@ from .chats import ChatSettings, ChatTask, ReadsChats
 from .data import Data
 from .messages import ASSISTANT, Chat, Conversations
 from .scores import Scored
-from .showing import is_label, row_text
+from .showing import is_label, row_pieces, tokens_text
 from .text import PerplexityScores
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class ReadsInstructions(ReadsChats):
     """The conversations as input_ids and labels (-100 except in answers), one or several to a row."""
 
     legend = (
-        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned: the "
-        "answers and what ends them; [padding]struck through[/]: padding"
+        "a colour per conversation; [unpredicted]underlined[/]: read, but not learned; the rest is learned "
+        "(without colours what [[ ]] hold): the answers and what ends them; [padding]struck through[/]: padding"
     )
 
     _columns = {"input_ids": "int32[]", "labels": "int32[]"}
@@ -131,7 +131,7 @@ class ReadsInstructions(ReadsChats):
         learned = int(is_label(row["labels"]).sum())
         conversations = counted(len(documents), "conversation")
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {conversations}, {learned} learned", align="left")
-        console.print(row_text(row, documents, data.tokenizer))
+        console.print(tokens_text(console, row_pieces(row, documents, data.tokenizer)))
 
 
 class AnswerScores(PerplexityScores):

@@ -25,7 +25,7 @@ from .class_labels import try_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .repeated_texts import note_repeated
-from .showing import sequence_text
+from .showing import sequence_pieces, tokens_text
 from .tokens import Tokens
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class JoinedTexts:
 
     def show(self, console, tokenizer, number: int, row: dict, label: str) -> None:
         console.rule(f"row {number}: {len(row['input_ids'])} tokens, {label}", align="left")
-        console.print(sequence_text(row["input_ids"].tolist(), tokenizer))
+        console.print(tokens_text(console, sequence_pieces(row["input_ids"].tolist(), tokenizer)))
 
 
 class ReadsLabelledTexts(ReadsExamples):

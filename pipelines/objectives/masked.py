@@ -16,7 +16,7 @@ from .answering import piped
 from .base import SHARE, FamiliesWith, Objective, Planned
 from .data import Data
 from .looking_ahead import check_ahead, is_our_decoder
-from .showing import documents_line, is_label, masked_text
+from .showing import documents_line, is_label, masked_pieces, tokens_text
 from .text import Continues, LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
 from .tokens import Tokens
 
@@ -30,8 +30,8 @@ WORDS = Words(
     hub_task="fill-mask",
 )
 HIDDEN = (  # the end of a legend
-    "[predicted]⟦word⟧[/]: the model sees the mask token, [predicted]⟦word→other⟧[/]: it sees another token, "
-    "[predicted]⟦word=⟧[/]: it sees the word itself; as in the first epoch, others in each further one"
+    "[predicted][\\[word]][/]: the model sees the mask token, [predicted][\\[word→other]][/]: it sees another token, "
+    "[predicted][\\[word=]][/]: it sees the word itself; as in the first epoch, others in each further one"
 )
 
 
@@ -149,7 +149,7 @@ def show_hidden(
     if note:
         console.print(note, markup=False)
     console.print(documents_line(documents), markup=False)
-    console.print(masked_text(row, batch, documents, tokenizer))
+    console.print(tokens_text(console, masked_pieces(row, batch, documents, tokenizer)))
 
 
 def token_logits(outputs) -> Any:
@@ -273,6 +273,7 @@ class Masked(TextObjective):
     """
 
     name = "masked"
+    gives = ("prediction", "scores")
     taught = "tokens"
     families = FamiliesWith("AutoModelForMaskedLM")
     tokens = Tokens(

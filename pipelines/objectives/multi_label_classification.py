@@ -165,7 +165,7 @@ class MultiLabelClassification(LabelledTextTask):
     name = "multi_label_classification"
     Settings = MultiLabelClassificationSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersTexts
-    compares = "label_sets"
+    compares, gives = "label_sets", ("prediction", "scores")
     default_metrics = ("f1_micro", "f1_macro")
     words = replace(
         LabelledTextTask.words,

@@ -7,8 +7,8 @@ from typing import Any
 
 from ..data.documents import Corpus
 from ..data.ordered_rows import OrderedRows
-from ..errors import UserError
 from ..plugins import register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.schema import DataSection, doc
 from .answers import FinishedModel
 from .base import refuse_idle
@@ -149,8 +149,8 @@ class MultiTask(SeveralObjectives):
         super().check()
 
     def check_metrics(self, names=None) -> None:
-        if self.recipe.evaluation.metrics:
-            raise UserError(f"evaluation.metrics has no effect with {self.setting}; each of task.parts has metrics")
+        why = f"has no effect with {self.setting}; each of task.parts has metrics"
+        check_beside("evaluation", self.recipe.evaluation, [("metrics", self.recipe.evaluation.metrics, why)])
         self.of_each(lambda part: part.check_metrics())
 
     def lengths(self) -> dict[str, int | None]:

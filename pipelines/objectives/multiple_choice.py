@@ -12,21 +12,21 @@ from ..data.cells import text_of, texts_of
 from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError
-from ..lazy import rich_text, torch
+from ..lazy import torch
 from ..plugins import METRICS, register_objective
 from ..recipes.row_words import PREDICTS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
-from .answering import by_length, count_cut
+from .answering import OF_SCORES, by_length, count_cut
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective, Planned
 from .class_scores import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .label_values import count_text, held
-from .showing import sequence_text
+from .showing import sequence_pieces, tokens_text
 from .tokens import Tokens, padding_collator
 
 
@@ -174,9 +174,9 @@ class ReadsChoices(ReadsExamples):
         ends, right = row["choice_ends"].tolist(), int(row["labels"])
         console.rule(f"example {number}: {len(ends)} choices, {right} is right", align="left")
         for choice, (start, end) in enumerate(zip([0, *ends], ends)):
-            mark = ("→ ", "bold green") if choice == right else "  "
-            text = sequence_text(row["input_ids"][start:end].tolist(), data.tokenizer)
-            console.print(rich_text.Text.assemble(mark, text))
+            mark = "→ " if choice == right else "  "
+            pieces = sequence_pieces(row["input_ids"][start:end].tolist(), data.tokenizer, name=mark)
+            console.print(tokens_text(console, pieces))
 
 
 class ChoiceScores(ClassScores):
@@ -237,7 +237,7 @@ class MultipleChoice(Objective):
     Reads, Scores, Answers = ReadsChoices, ChoiceScores, AnswersChoices
     auto_class = AnswersChoices.head
     tokens = Tokens("cls_sep")
-    compares = "classes"
+    compares, gives = "classes", OF_SCORES
     default_metrics = ("accuracy",)
     words = replace(PREDICTS, hub_task="multiple-choice")
 

@@ -24,6 +24,8 @@ HEADS = {
     "ForCausalLM": "causal",
     "LMHeadModel": "causal",
     "ForConditionalGeneration": "text_to_text",
+    "ForSeq2SeqLM": "text_to_text",
+    "MTModel": "text_to_text",
 }
 POOLING = "1_Pooling/config.json"  # in a model folder of sentence-transformers
 

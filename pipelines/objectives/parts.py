@@ -13,6 +13,7 @@ from ..data.documents import Corpus, Share
 from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UserError
+from ..recipes.introspection import check_beside
 from ..recipes.schema import DataSection
 from ..recipes.types import show
 from .base import Objective
@@ -79,19 +80,13 @@ class SeveralObjectives(Objective):
 
     def check_parts(self) -> None:
         """Raise UserError for data settings that have no effect beside parts."""
-        data = self.recipe.data
-        names = {row.name for row in fields(DataSection)} - {"description", "cache_dir"}
-        changed = sorted(name for name in names if getattr(data, name) != getattr(DataSection(), name))
-        if changed and not self.reads_recipes_data:
-            raise UserError(
-                f"data.{changed[0]} has no effect with {self.setting}; each of {self.section}.parts has data"
-            )
+        names = sorted({row.name for row in fields(DataSection)} - {"description", "cache_dir"})
+        why = f"has no effect with {self.setting}; each of {self.section}.parts has data"
+        check_beside("data", self.recipe.data, [(name, not self.reads_recipes_data, why) for name in names])
+        why = "has no effect, all parts share one; set data.cache_dir"
         for number, part in enumerate(self.settings.parts):
-            if getattr(part.data, "cache_dir", None) is not None:
-                raise UserError(
-                    f"{self.section}.parts.{number}.data.cache_dir has no effect, all parts share one; set "
-                    f"data.cache_dir"
-                )
+            if part.data is not None:
+                check_beside(f"{self.section}.parts.{number}.data", part.data, [("cache_dir", True, why)])
 
 
 class ReadsParts(Reads):

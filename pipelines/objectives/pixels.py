@@ -9,6 +9,7 @@ from ..data.rows import evenly_spread
 from ..errors import UserError
 from ..lazy import np, torch
 from ..plugins import METRICS, register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
 from ..storage.atomic import replaced_file
@@ -20,7 +21,7 @@ from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, im
 from .label_values import Classes
 from .learns import Learns
 from .scores import Scored, Scores
-from .showing import MOST, image_text
+from .showing import image_text
 
 PICTURE = "completions.png"
 SCALE = 6  # each pixel of it is drawn as a square of this side
@@ -115,12 +116,9 @@ class ReadsPixels(ReadsImages):
 
     def _check_of_checkpoint(self, name: str, own: int) -> None:
         """Raise UserError where a setting is neither its default nor the checkpoint's value `own`, which is used."""
-        value = getattr(self.settings, name)
-        if value not in (own, getattr(PixelSettings(), name)):
-            raise UserError(
-                f"objective.{name}={value} has no effect with model.name_or_path={self.recipe.model.name_or_path}, "
-                f"which brings {own}; set it to {own}"
-            )
+        base = self.recipe.model.name_or_path
+        why = f"has no effect with model.name_or_path={base}, which brings {own}; set it to {own}"
+        check_beside("objective", self.settings, [(f"{name}=", getattr(self.settings, name) != own, why)])
 
     def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
         """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""
@@ -143,9 +141,6 @@ class ReadsPixels(ReadsImages):
         console.rule(f"row {number}: {len(codes)} pixels, {len(set(codes))} colours", align="left")
         picture = torch.from_numpy(Palette(data.processor).pictures([codes])[0])
         console.print(image_text(picture.permute(2, 0, 1)))
-        tokens = " ".join(map(str, row["input_ids"][:MOST].tolist()))
-        predicted = " ".join(map(str, codes[:MOST]))
-        console.print(f"read: {tokens} ...; predicted: {predicted} ...", markup=False, style="dim")
 
 
 def config_sizes(colours: int, pixels: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..data.documents import in_batches
 from ..data.rows import Rows
 from ..errors import UserError, loading
 from ..generation import locate_model
-from ..lazy import np, rich_text, torch, transformers
+from ..lazy import np, torch, transformers
 from ..likelihoods.token_log_probs import log_probs, token_log_probs
 from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
@@ -25,7 +25,7 @@ from .losses import OwnLoss
 from .messages import ASSISTANT, Chat, Conversations, not_learned
 from .reads import AS_READ
 from .scores import Scored, Scores
-from .showing import sequence_text
+from .showing import sequence_pieces, tokens_text
 
 ANSWERS, REFERENCE = "answers", "reference"  # keys of a batch, see PairCollator
 PARTS = ("chosen", "rejected")
@@ -128,8 +128,8 @@ class ReadsPairs(ReadsChats):
     def show(self, console, data: Data, rows: Rows, number: int, row: dict) -> None:
         console.rule(f"pair {number}: {len(row['input_ids'])} tokens", align="left")
         for (name, ids, answers), log_prob in zip(parts_of(row), row[REFERENCE].tolist()):
-            text = sequence_text(ids.tolist(), data.tokenizer, answers.nonzero().flatten().tolist())
-            console.print(rich_text.Text.assemble((f"{name} (reference {log_prob:.1f} nats): ", "bold"), text))
+            places, title = answers.nonzero().flatten().tolist(), f"{name} (reference {log_prob:.1f} nats): "
+            console.print(tokens_text(console, sequence_pieces(ids.tolist(), data.tokenizer, places, title)))
 
 
 class LearnsPairs(LearnsChats):

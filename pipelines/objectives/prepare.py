@@ -11,6 +11,7 @@ from ..plugins import objective_of
 from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
+from ..recipes.types import show
 from ..storage.cache import cache_folder
 from ..storage.contents import contents
 from .base import Objective, teaching_of
@@ -43,10 +44,12 @@ def prepare_data(
     if teaching is not None:
         teaching.before_training()
     sources = reads.open()
-    if for_training and recipe.evaluation.every_steps is not None and "validation" not in sources:
+    validations = {name: getattr(recipe.evaluation, name) for name in ("every_steps", "at_start")}
+    name = next((name for name, value in validations.items() if value), None)
+    if for_training and name is not None and "validation" not in sources:
         raise UserError(
-            f"evaluation.every_steps={recipe.evaluation.every_steps} is set, but the data section names no validation "
-            f"data; name some, or set it to null"
+            f"evaluation.{name}={show(validations[name])} is set, but the data section names no validation data; name "
+            f"some, or set it to null"
         )
     data, rows = None, {}
     while not rows:

@@ -27,7 +27,7 @@ from .learns import Learns
 from .losses import Spans
 from .reads import text_columns_of
 from .scores import Scored, Scores
-from .showing import sequence_text
+from .showing import sequence_pieces, tokens_text
 from .tokens import Tokens, need_offsets, padding_collator
 
 SPECIAL = 8  # most tokens that a tokenizer may put around question and context
@@ -224,7 +224,8 @@ class ReadsQuestions(ReadsExamples):
     def show(self, console, data: Data, rows, number: int, row: dict) -> None:
         first, last = row["labels"].tolist()
         console.rule(f"window {number}: {len(row['input_ids'])} tokens, answer at {first} to {last}", align="left")
-        console.print(sequence_text(row["input_ids"].tolist(), data.tokenizer, range(first, last + 1)))
+        pieces = sequence_pieces(row["input_ids"].tolist(), data.tokenizer, range(first, last + 1))
+        console.print(tokens_text(console, pieces))
 
 
 class LearnsSpans(Learns):
@@ -360,7 +361,7 @@ class QuestionAnswering(Objective):
     Reads, Learns, Scores, Answers = ReadsQuestions, LearnsSpans, SpanScores, AnswersQuestions
     auto_class = AnswersQuestions.head
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "eos"})  # a decoder's last token sees the whole window
-    compares = "answers"
+    compares, gives = "answers", ("prediction", "score", "start")
     default_metrics = ("answer_exact_match", "answer_f1")
     words = Words(
         row="window",

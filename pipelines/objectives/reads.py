@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 # The legend of rows that are printed as the model reads them.
-AS_READ = "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] an answer within it"
+AS_READ = (
+    "what the model reads, [predicted]special tokens[/] included, [unpredicted]underlined[/] (without colours in "
+    "[[ ]]) an answer within it"
+)
 
 # Settings that name columns of labels, which rows that are asked about do not have.
 LABELS = ("label_field", "tags_field", "answer_text_field", "answer_start_field")

@@ -52,7 +52,8 @@ class ReadsCorrupted(ReadsText):
 
     legend = (
         "source: what the encoder reads, [predicted]special tokens[/] where something was left out or moved; target: "
-        "what the decoder has to write; as in the first epoch, other noise in each further one"
+        "what the decoder has to write (without colours in [[ ]]); as in the first epoch, other noise in each further "
+        "one"
     )
 
     def _check(self, tokenizer: Any) -> None:

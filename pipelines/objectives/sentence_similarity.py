@@ -13,8 +13,9 @@ from typing import Any, Literal
 from ..data.account import Account
 from ..data.batch_keys import row_ids
 from ..errors import UserError
-from ..lazy import rich_text, torch
+from ..lazy import torch
 from ..plugins import register_objective
+from ..recipes.introspection import check_beside
 from ..recipes.schema import doc
 from ..recipes.types import show
 from .answering import vectors_of_texts
@@ -25,7 +26,7 @@ from .labelled_texts import JoinedTexts, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .losses import Cosine, InBatchNegatives
 from .sequence_regression import Numbers, NumberScores, NumberSettings, refuse_smoothing
-from .showing import sequence_text
+from .showing import sequence_pieces, tokens_text
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 
@@ -109,7 +110,7 @@ class SeparateTexts(JoinedTexts):
         sizes = " and ".join(str(len(ids)) for ids in texts)
         console.rule(f"row {number}: {sizes} tokens, {label}", align="left")
         for name, ids in zip(("first", "second"), texts):
-            console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids.tolist(), tokenizer)))
+            console.print(tokens_text(console, sequence_pieces(ids.tolist(), tokenizer, name=f"{name}: ")))
 
 
 class LearnsCosines(Learns):
@@ -206,11 +207,9 @@ class SentenceSimilarity(LabelledTextTask):
             )
         if section.loss == "cosine":
             refuse_idle(self, ["scale"], "task.loss=cosine", "task.loss=in_batch_negatives")
-        if section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics)):
-            raise UserError(
-                f"evaluation.metrics={show(evaluation.metrics)} has no effect with task.label_field=null, as metrics "
-                f"compare with labels; remove it"
-            )
+        idle = section.label_field is None and evaluation.metrics not in ([], list(self.default_metrics))
+        why = "has no effect with task.label_field=null, as metrics compare with labels; remove it"
+        check_beside("evaluation", evaluation, [("metrics=", idle, why)])
         if section.label_field is None and evaluation.best_metric not in (None, "loss"):
             raise UserError(
                 f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"

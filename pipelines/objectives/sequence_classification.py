@@ -2,6 +2,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..plugins import register_objective
+from .answering import OF_SCORES
 from .class_labels import (
     ClassLabels,
     ClassSettings,
@@ -26,6 +27,7 @@ class SequenceClassification(LabelledTextTask):
     name = "sequence_classification"
     taught = "classes"
     compares = asks_for = "classes"
+    gives = OF_SCORES
     default_metrics = ("accuracy",)
     Settings = SequenceClassificationSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsClasses, ClassScores, AnswersTexts

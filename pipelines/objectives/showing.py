@@ -1,18 +1,22 @@
-"""Rows printed for people: tokens, documents, masks, images. What the objectives' `show` methods share."""
+"""Rows for people: tokens, documents, masks, images, which the objectives' `show` methods print; and for programs.
+
+A row's tokens are made as pieces, (text, style, whether the model learns to predict it), which `tokens_text` joins.
+"""
 
 import base64
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from io import BytesIO
+from typing import Any
 
-from ..data.batch_keys import IGNORE_INDEX
+from ..data.batch_keys import IGNORE_INDEX, ROW_IDS
 from ..lazy import rich_text, torch
 
+Piece = tuple[str, str, bool]
 DOCUMENT_COLORS = ("cyan", "magenta", "green", "yellow", "blue")
 NOT_PREDICTED = "underline"
 PREDICTED = "bold reverse"
 PADDING = "dim strike"
-MOST = 12  # lines of a table
 BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")  # as SentencePiece names the bytes that it falls back on
 SHADES, MOST_PIXELS = " .:-=+*#%@", 56
 
@@ -38,17 +42,33 @@ def visible(token: str) -> str:
     return token.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "·") or "∅"
 
 
-def token_text(tokenizer, number: int) -> str:
+def token_piece(tokenizer, number: int) -> str:
     """A token as it stands in the text, also where the vocabulary marks continued words (##) instead of spaces."""
     if type(tokenizer.backend_tokenizer.decoder).__name__ == "WordPiece":
         token = tokenizer.convert_ids_to_tokens(number)
         begins = not token.startswith("##") and token not in tokenizer.all_special_tokens
-        return visible(f" {token}" if begins else token.removeprefix("##"))
+        return f" {token}" if begins else token.removeprefix("##")
     text = tokenizer.decode([number])
     if text == "\ufffd":  # a byte of a character; its name says more
         name = tokenizer.convert_ids_to_tokens(number)
         text = name if BYTE_TOKEN.fullmatch(name) else text
-    return visible(text)
+    return text
+
+
+def token_text(tokenizer, number: int) -> str:
+    """A token as it is printed."""
+    return visible(token_piece(tokenizer, number))
+
+
+def tokens_text(console, pieces: Iterable[Piece]) -> "rich_text.Text":
+    """The pieces in their styles; on a console without colours [[ ]] stand around each run of learned ones."""
+    is_plain, text, inside = console.no_color or console.color_system is None, rich_text.Text(), False
+    for piece, style, is_learned in [*pieces, ("", "", False)]:
+        if is_plain and is_learned != inside:
+            text.append("[[" if is_learned else "]]")
+        inside = is_learned
+        text.append(piece, style=style)
+    return text
 
 
 def documents_line(documents: list) -> str:
@@ -57,86 +77,79 @@ def documents_line(documents: list) -> str:
     )
 
 
-def row_text(row: dict, documents: list, tokenizer, marked: Collection[int] = ()) -> "rich_text.Text":
+def row_pieces(row: dict, documents: list, tokenizer, marked: Collection[int] = ()) -> Iterator[Piece]:
     """A row: a colour per document, tokens without a label underlined, `marked` highlighted, padding struck through."""
     labels = row["labels"].tolist()
 
-    def token(place: int, number: int, color: str) -> tuple[str, str]:
-        style = PREDICTED if number in marked else color
-        return token_text(tokenizer, number), f"{style} {NOT_PREDICTED}" if labels[place] == IGNORE_INDEX else style
+    def token(place: int, number: int, color: str) -> Piece:
+        style, is_learned = PREDICTED if number in marked else color, labels[place] != IGNORE_INDEX
+        return token_text(tokenizer, number), style if is_learned else f"{style} {NOT_PREDICTED}", is_learned
 
-    return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
+    return documents_pieces(row["input_ids"].tolist(), documents, tokenizer, token)
 
 
-def documents_text(ids: list[int], documents: list, tokenizer, token) -> "rich_text.Text":
-    """The tokens of a row, document by document; token(place, id, color) returns the text and style of one."""
-    text, at = rich_text.Text(), 0
+def documents_pieces(ids: list[int], documents: list, tokenizer, token) -> Iterator[Piece]:
+    """The tokens of a row, document by document; token(place, id, color) returns the piece of one."""
+    at = 0
     for number, (_, _, length) in enumerate(documents):
         if number:
-            text.append("│", style="bold white")
+            yield "│", "bold white", False
         color = DOCUMENT_COLORS[number % len(DOCUMENT_COLORS)]
         for place in range(at, at + length):
-            text.append(*token(place, ids[place], color))
+            yield token(place, ids[place], color)
         at += length
     if at < len(ids):
-        text.append(f" {len(ids) - at} x {tokenizer.decode([ids[-1]])}", style=PADDING)
-    return text
+        yield f" {len(ids) - at} x {tokenizer.decode([ids[-1]])}", PADDING, False
 
 
-def head_table(row: dict, tokenizer) -> list[str]:
-    """The first positions of a row as numbers: position, token, input id, label."""
-    lines = [f"{'position':>8}  {'input':>7}  {'label':>7}  token"]
-    for i in range(min(MOST, len(row["input_ids"]))):
-        label, number = row["labels"][i].item(), row["input_ids"][i].item()
-        text = "-" if label == IGNORE_INDEX else str(label)
-        lines.append(f"{row['position_ids'][i].item():>8}  {number:>7}  {text:>7}  {token_text(tokenizer, number)}")
-    return lines
-
-
-def masked_text(row: dict, batch: dict, documents: list, tokenizer) -> "rich_text.Text":
-    """The original row, with predicted tokens in brackets, beside what the model sees in their places."""
+def masked_pieces(row: dict, batch: dict, documents: list, tokenizer) -> Iterator[Piece]:
+    """The original row, with each predicted token in brackets, beside what the model sees in its place."""
     seen, labels = batch["input_ids"][0].tolist(), batch["labels"][0].tolist()
 
-    def token(place: int, number: int, color: str) -> tuple[str, str]:
+    def token(place: int, number: int, color: str) -> Piece:
         word = token_text(tokenizer, number)
         if labels[place] == IGNORE_INDEX:
-            return word, color
+            return word, color, False
         change = {tokenizer.mask_token_id: "", number: "="}.get(seen[place], f"→{token_text(tokenizer, seen[place])}")
-        return f"⟦{word}{change}⟧", f"{color} {PREDICTED}"
+        return f"[[{word}{change}]]", f"{color} {PREDICTED}", False  # in brackets of its own
 
-    return documents_text(row["input_ids"].tolist(), documents, tokenizer, token)
+    return documents_pieces(row["input_ids"].tolist(), documents, tokenizer, token)
 
 
-def sequence_text(ids: list[int], tokenizer, answer: Sequence[int] = ()) -> "rich_text.Text":
-    """Tokens of one sequence, special ones and the positions `answer` highlighted; padding of labels is left out."""
-    special, text = set(tokenizer.all_special_ids), rich_text.Text()
+def sequence_pieces(
+    ids: list[int], tokenizer, answer: Sequence[int] = (), name: str = "", is_learned: bool = False
+) -> Iterator[Piece]:
+    """Tokens of one sequence, special ones and the positions `answer` highlighted; padding of labels is left out.
+
+    name: stands before them. is_learned: all of them are, not only the answer.
+    """
+    special = set(tokenizer.all_special_ids)
+    yield name, "bold", False
     for place, number in enumerate(ids):
         if number != IGNORE_INDEX:
             style = PREDICTED if number in special else "cyan"
             style = f"magenta {NOT_PREDICTED}" if place in answer else style
-            text.append(token_text(tokenizer, number), style=style)
-    return text
+            yield token_text(tokenizer, number), style, is_learned or place in answer
 
 
-def tagged_text(ids: list[int], tags: list[str | None], kinds: list[str], tokenizer, first: bool) -> "rich_text.Text":
+def tagged_pieces(ids: list[int], tags: list[str | None], kinds: list[str], tokenizer, first: bool) -> Iterator[Piece]:
     """Tokens in the colour of their word's kind, and the word's tag behind it; tags of no kind are left out.
 
     tags: one for each token, None without a tag. kinds: types of entities, or plain tags; each has a colour. first:
     whether a word has its tag at its first token, so that the tokens after it belong to the word, too.
     """
-    special, text, tag, color = set(tokenizer.all_special_ids), rich_text.Text(), None, "default"
+    special, tag, color = set(tokenizer.all_special_ids), None, "default"
     for number, token_tag in [*zip(ids, tags), (None, None)]:
         token = "" if number is None else token_text(tokenizer, number)
         if tag is not None and (token_tag is not None or not first or token[:1] in ("", "·") or number in special):
-            text.append(f"/{tag}", style=f"dim {color}")
+            yield f"/{tag}", f"dim {color}", False
             tag, color = None, "default"
         if token_tag is not None:
             kind = token_tag.partition("-")[2] or token_tag
             color = DOCUMENT_COLORS[kinds.index(kind) % len(DOCUMENT_COLORS)] if kind in kinds else "default"
             tag = token_tag if kind in kinds else None
         unpredicted = PREDICTED if number in special else f"{color} {NOT_PREDICTED}"
-        text.append(token, style=unpredicted if token_tag is None else color)
-    return text
+        yield token, unpredicted if token_tag is None else color, token_tag is not None
 
 
 def image_text(pixels) -> "rich_text.Text":
@@ -180,4 +193,30 @@ def show_source_and_target(reads, console, data, rows, number: int, row: dict) -
     if documents:
         console.print(documents_line(documents), markup=False)
     for name, ids in (("source", source), ("target", target)):
-        console.print(rich_text.Text.assemble((f"{name}: ", "bold"), sequence_text(ids, data.tokenizer)))
+        pieces = sequence_pieces(ids, data.tokenizer, name=f"{name}: ", is_learned=name == "target")
+        console.print(tokens_text(console, pieces))
+
+
+def row_values(data, rows, number: int, row: dict) -> dict[str, Any]:
+    """A row as a batch of its own holds it in the first epoch, in the form of docs/preview.md."""
+    batch = data.reads.collated(data, rows, number, row)
+    batch = {name: plain_values(value) for name, value in batch.items() if name != ROW_IDS}
+    values = {"row": number} | {name: batch.pop(name) for name in ("input_ids", "labels") if name in batch}
+    if data.tokenizer is not None and "input_ids" in values:
+        values["tokens"] = pieces_of(values["input_ids"], data.tokenizer)
+    return values | batch
+
+
+def pieces_of(ids: list, tokenizer) -> list:
+    """The tokens of ids as they stand in the text, nested as the ids are."""
+    return [pieces_of(one, tokenizer) if isinstance(one, list) else token_piece(tokenizer, one) for one in ids]
+
+
+def plain_values(value: Any) -> Any:
+    """A value of a batch of one row without the batch's dimension; of pixels and the like only shape and type."""
+    if not torch.is_tensor(value):
+        return value
+    value = value[0] if len(value) == 1 else value
+    if value.is_floating_point() and value.dim() > 1:
+        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
+    return value.tolist()

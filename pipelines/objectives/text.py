@@ -57,9 +57,9 @@ class ReadsText(Reads):
     """
 
     legend = (
-        "a colour per document, [unpredicted]underlined[/]: not predicted, │ where a document ends: no attention "
-        "across, [padding]struck through[/]: padding; labels stand beside their own token, and the model shifts them "
-        "by one; what is drawn at random is drawn anew in each epoch"
+        "a colour per document, [unpredicted]underlined[/]: not predicted (without colours [[ ]]: predicted), │ where "
+        "a document ends: no attention across, [padding]struck through[/]: padding; labels stand beside their own "
+        "token, and the model shifts them by one; what is drawn at random is drawn anew in each epoch"
     )
 
     _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
@@ -180,13 +180,12 @@ def show_packed(
     console: Any, tokenizer: Any, number: int, row: dict, documents: list, marked: Sequence[int] = ()
 ) -> None:
     """Print a row with its labels. documents: as Rows has them. marked: ids of tokens to highlight."""
-    from .showing import documents_line, head_table, is_label, row_text
+    from .showing import documents_line, is_label, row_pieces, tokens_text
 
     predicted = int(is_label(row["labels"]).sum())
     console.rule(f"row {number}: {len(row['input_ids'])} tokens, {predicted} predicted", align="left")
     console.print(documents_line(documents), markup=False)
-    console.print(row_text(row, documents, tokenizer, marked))
-    console.print("\n".join(head_table(row, tokenizer)), markup=False, style="dim")
+    console.print(tokens_text(console, row_pieces(row, documents, tokenizer, marked)))
 
 
 class LearnsText(Learns):

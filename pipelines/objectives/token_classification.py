@@ -34,7 +34,7 @@ from .data import Data
 from .example_reads import ReadsExamples, stored
 from .label_values import held
 from .scores import Scored
-from .showing import tagged_text
+from .showing import tagged_pieces, tokens_text
 from .tagged_words import TaggedWords, TagLabels, check_scheme, scheme_of, word_of_each_token
 from .tokens import Tokens, need_offsets, padding_collator
 
@@ -75,7 +75,7 @@ class ReadsTags(ReadsExamples):
 
     legend = (
         "the sentence as the model reads it, a colour per type of entity, tags behind the tokens that they are learned "
-        "at; [unpredicted]tokens without a tag of their own[/]"
+        "at; [unpredicted]tokens without a tag of their own[/] (without colours [[ ]]: those with one)"
     )
 
     def text_in(self, row: dict, column: str, field: str, place: str) -> str:
@@ -211,7 +211,8 @@ class ReadsTags(ReadsExamples):
         tags = [names[label] if label >= 0 else None for label in labels]
         kinds = sorted({parts(name)[1] or name for name in names if name != OUTSIDE})
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
-        console.print(tagged_text(ids, tags, kinds, data.tokenizer, self.settings.labelled_token == "first"))
+        pieces = tagged_pieces(ids, tags, kinds, data.tokenizer, self.settings.labelled_token == "first")
+        console.print(tokens_text(console, pieces))
 
 
 class LearnsTags(LearnsClasses):
@@ -346,7 +347,7 @@ class TokenClassification(Objective):
     Reads, Learns, Scores, Answers = ReadsTags, LearnsTags, TagScores, AnswersTags
     auto_class = AnswersTags.head
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"})
-    compares = "tags"
+    compares, gives = "tags", ("prediction", "scores")
     default_metrics = ("entity_f1", "tag_accuracy")
     taught = "tags"
     words = replace(

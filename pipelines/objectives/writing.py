@@ -152,7 +152,9 @@ class Pairs:
 # ---- reading
 
 
-SOURCE_AND_TARGET = "source: what the encoder reads; target: what the decoder has to write"  # a legend
+SOURCE_AND_TARGET = (
+    "source: what the encoder reads; target: what the decoder has to write (without colours in [[ ]])"  # a legend
+)
 
 
 def check_writer(objective: Objective, tokenizer) -> None:

@@ -6,7 +6,9 @@ else that of its head. Rows are answered in parts, so that an interrupted predic
 
 import hashlib
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -24,12 +26,13 @@ from ..data.cells import IfThere, cell
 from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
 from ..data.reader import SOME
-from ..errors import UserError, loading
+from ..errors import UserError, did_you_mean, loading
 from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
 from ..generation import locate_model
 from ..images.processors import load_image_processor
 from ..objectives.answers import Answers, FinishedModel
+from ..objectives.base import Objective
 from ..objectives.data import Data
 from ..objectives.of_heads import objective_of_head
 from ..objectives.reads import columns_of
@@ -47,6 +50,47 @@ from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
+EMPTY = UserError("empty in what the model reads")
+REASONS = 5  # that are said at the end, the most frequent first
+UNSURE = "unsure"  # the reason of a prediction below the threshold
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is written of rows and answers.
+
+    columns: those of the rows; None: all. top: so many of the best classes, with their scores, in place of the scores
+    of all. threshold: a prediction with a lower score is left empty.
+    """
+
+    columns: Sequence[str] | None = None
+    top: int | None = None
+    threshold: float | None = None
+
+    def check(self, objective: Objective) -> None:
+        """Raise UserError where an option needs scores that the model does not give."""
+        if self.threshold is not None and not 0 < self.threshold <= 1:
+            raise UserError(f"--threshold {self.threshold:g} is no probability above 0 and at most 1, such as 0.7")
+        has_all = "scores" in objective.gives and objective.compares in ("classes", "label_sets")
+        options = ("threshold", "score" in objective.gives), ("top", has_all)
+        for name in (name for name, is_given in options if not is_given and getattr(self, name) is not None):
+            what = f"a score for each {'class' if name == 'top' else 'answer'}"
+            raise UserError(f"--{name} needs {what}, and {objective.setting} gives none; leave it out")
+
+    def of_row(self, row: dict[str, Any]) -> list[str]:
+        """The columns of a row that are written."""
+        return [*row] if self.columns is None else [name for name in self.columns if name in row]
+
+    def answer(self, given: Answer) -> Answer:
+        if self.top is not None:
+            scores = given["scores"]
+            pairs = scores.items() if isinstance(scores, dict) else enumerate(scores)
+            best = sorted(pairs, key=lambda pair: -pair[1])[: self.top]
+            top = [{"answer": name, "score": score} for name, score in best]
+            given = {name: value for name, value in given.items() if name != "scores"} | {"top": top}
+        if self.threshold is not None and not (given["score"] or 0) >= self.threshold:
+            given = given | {"prediction": None, "reason": UNSURE}
+        return given
 
 
 @dataclass
@@ -54,8 +98,8 @@ class Prediction:
     """A checked prediction: everything but the weights.
 
     answers: reads the rows and answers them. wanted: the columns that it reads. model: its record, made before it is
-    read. files: of the rows, each with its state before it was hashed. total: the number of rows. empty: of them those
-    that hold nothing to answer. content: a hash of all that is read in them. account: of what came in.
+    read. files: of the rows, each with its state before it was hashed. total: the number of rows. content: a hash of
+    all that is read in them. account: of what came in.
     """
 
     recipe: Recipe
@@ -65,10 +109,10 @@ class Prediction:
     wanted: list[str]
     batch_size: int
     max_new_tokens: int | None
+    shown: Shown
     model: Record
     files: States = field(default_factory=dict)
     total: int = 0
-    empty: int = 0
     content: str = ""
     account: Account = field(default_factory=Account)
 
@@ -82,37 +126,66 @@ class Prediction:
 
     def record(self) -> Record:
         """What the answers are of."""
-        settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, self.recipe.to_dict()]
+        settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, vars(self.shown), self.recipe.to_dict()]
         return replace(self.model, data={"rows": self.content}, recipe=sha(settings), code=code_identity())
 
     def read(self) -> None:
-        """Read every row once, and check it. Raises UserError for the first that cannot be answered."""
+        """Read every row once, and check it.
+
+        Raises UserError where nothing can be answered: of SOME rows, or of all of them, none but empty ones.
+        """
+        met, faults, is_answered = set(), [], False
+        columns = ColumnsMet({self.columns.renamed.get(name, name) for name in self.wanted})
         with hashed_files() as files:
             seen = hashlib.sha256(sha(self.rows.identity()).encode())
-            columns = ColumnsMet({self.columns.renamed.get(name, name) for name in self.wanted})
             for place, row in self.rows:
                 self.total += 1
-                columns.add({name: value for name, value in row.items() if name != "file"})
-                if self.answers.tokenizer is None:  # images are decoded only when they are answered
-                    image = self.columns.read(self.wanted, place, row)[self.wanted[0]]
-                    self.empty += is_empty(image)
-                    seen.update(f"{hash_of_image(image)} ".encode())
-                else:
-                    self.empty += self.asked(place, row) is None
+                if isinstance(row, dict):
+                    self._check_names(place, row)
+                    met |= row.keys()
+                    columns.add({name: value for name, value in row.items() if name != "file"})
+                    if self.rows.image_column is not None:
+                        seen.update(f"{hash_of_image(cell(row, IfThere(self.rows.image_column)))} ".encode())
+                if self.answers.tokenizer is None and is_answered:
+                    continue  # further images are decoded only when they are answered
+                asked = self.asked(place, row)
+                if not isinstance(asked, UserError):
+                    is_answered = True
+                elif asked is not EMPTY and not is_answered:
+                    faults.append(asked)
+                    if len(faults) == SOME:
+                        raise faults[0]
+        if faults and not is_answered:
+            raise faults[0]
+        for name in self.shown.columns or ():
+            if name not in met:
+                raise UserError(f"--columns {name}: no row has such a column{did_you_mean(name, sorted(met))}")
         columns.into(self.account)
+        if self.answers.tokenizer is None:
+            self.answers.account = Account()  # the images are decoded, and counted, when they are answered
         self.account.update(self.rows.account() + self.answers.account)
         self.content, self.files = seen.hexdigest(), files
 
-    def asked(self, place: str, row: dict[str, Any]) -> Any:
-        """What the model reads of a row; None where there is nothing to answer. Raises UserError."""
-        values = self.columns.read(self.wanted, place, row)
-        needed = [values[name] for name in self.wanted if not isinstance(name, IfThere)]
+    def _check_names(self, place: str, row: dict[str, Any]) -> None:
+        """Raise UserError for a column of a row that is copied and has the name of one of the answer."""
+        names = [*self.answers.objective.gives, "reason", *["top"] * (self.shown.top is not None)]
+        for taken in (name for name in self.shown.of_row(row) if name in names):
+            raise UserError(
+                f"{place} has a column {taken!r}, where an answer belongs; rename it, or name the columns to copy by "
+                f"--columns"
+            )
+
+    def asked(self, place: str, row: dict[str, Any] | UserError) -> Any:
+        """What the model reads of a row; in its place a UserError that says why it has no answer."""
+        if isinstance(row, UserError):
+            return row
+        needed: list[Any] = []
         try:
-            return None if all(map(is_empty, needed)) else self.answers.asked(values, place)
-        except UserError:
-            if any(map(holds_empty, needed)):
-                return None
-            raise
+            values = self.columns.read(self.wanted, place, row)
+            needed = [values[name] for name in self.wanted if not isinstance(name, IfThere)]
+            return EMPTY if all(map(is_empty, needed)) else self.answers.asked(values, place)
+        except UserError as error:
+            return EMPTY if any(map(holds_empty, needed)) else error
 
     def finished(self, device) -> FinishedModel:
         """The model, loaded when it is first used; it decodes greedily where it generates text."""
@@ -130,24 +203,35 @@ class Prediction:
         return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
 
     def answered(self, finished: FinishedModel, part: list[Asked]) -> list[Answer]:
-        """The rows of a part with their answers. Raises UserError for a row that the model cannot read."""
+        """The rows of a part with their answers, or with the reason why they have none."""
         inputs, answers = [self.asked(place, row) for place, row in part], []
-        asked = [one for one in inputs if one is not None]
-        found = iter(self.answers.predict(finished, asked) if asked else [])
-        for (place, row), one in zip(part, inputs):
-            answer = {"prediction": None} if one is None else next(found)
-            taken = next((name for name in answer if name in row), None)
-            if taken is not None:
-                raise UserError(f"{place} has a column {taken!r}, where an answer belongs; rename it")
+        found = iter(self._found(finished, [one for one in inputs if not isinstance(one, UserError)]))
+        for (_, row), one in zip(part, inputs):
+            given = one if isinstance(one, UserError) else next(found)
+            none = {"prediction": None, "reason": str(given)}
+            answer = none if isinstance(given, UserError) else self.shown.answer(given)
+            copied = {} if isinstance(row, UserError) else self._copied(row)
             # What JSON cannot hold: numpy numbers become Python's, everything else, such as a date, a text.
-            plain = json.dumps(self._copied(row) | answer, default=lambda x: x.item() if hasattr(x, "item") else str(x))
+            plain = json.dumps(copied | answer, default=lambda x: x.item() if hasattr(x, "item") else str(x))
             answers.append(json.loads(plain))
         return answers
+
+    def _found(self, finished: FinishedModel, asked: list) -> list[Answer | UserError]:
+        """The model's answers; the error in place of one that it cannot give, found by bisection."""
+        try:
+            return list(self.answers.predict(finished, asked)) if asked else []
+        except UserError as error:
+            if "model" not in vars(finished):  # it cannot be loaded
+                raise
+            if len(asked) == 1:
+                return [error]
+        middle = len(asked) // 2
+        return self._found(finished, asked[:middle]) + self._found(finished, asked[middle:])
 
     def _copied(self, row: dict[str, Any]) -> dict[str, Any]:
         """The columns of a row that are written beside its answer: all but images and other bytes."""
         image = self.rows.image_column
-        columns = {name: value for name, value in row.items() if not _is_bytes(value)}
+        columns = {name: row[name] for name in self.shown.of_row(row) if not _is_bytes(row[name])}
         if image in columns and columns[image] == row.get("file"):
             del columns[image]
         return columns
@@ -163,34 +247,41 @@ def prepare_prediction(
     model: str | Path,
     given: str | Path | Iterable[Any],
     *,
-    columns: dict[str, str] | None = None,
+    read: dict[str, str] | None = None,
+    columns: Sequence[str] | None = None,
+    top: int | None = None,
+    threshold: float | None = None,
     batch_size: int = 16,
     max_new_tokens: int | None = None,
     trust_remote_code: bool = False,
 ) -> Prediction:
     """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
-    recipe = _recipe_of(str(model), trust_remote_code)
-    named = Columns(columns or {})
+    recipe = recipe_of_model(str(model), trust_remote_code)
+    named = Columns(read or {})
     settings = [*columns_of(recipe.learned).values()] if recipe.learned else []
     rows = Unlabelled(given, recipe.data, [*settings, recipe.data.text_field, *named.renamed.values()])
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
-    available = named.there(rows.first[1])
+    available = named.there(rows.first)
+    some = (row for _, row in islice(rows, SOME) if isinstance(row, dict))
     renamed = named.renamed.items()
-    first = [row | {name: cell(row, IfThere(alias)) for name, alias in renamed} for _, row in islice(rows, SOME)]
-    data = _data(recipe, config, available, first)
+    first = [row | {name: cell(row, IfThere(alias)) for name, alias in renamed} for row in some]
+    data = data_of_model(recipe, config, available, first)
     fields = data.reads.asked_columns(available)
     wanted = list(dict.fromkeys(fields.values()))
     named.check(wanted)
     if data.tokenizer is None:
         column = fields["image_field"]
         rows.image_column = named.renamed.get(column, column)
-    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, wanted, batch_size, max_new_tokens, record)
+    shown = Shown(columns, top, threshold)
+    shown.check(data.objective)
+    how = wanted, batch_size, max_new_tokens, shown, record
+    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, *how)
     prediction.read()
     return prediction
 
 
-def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
+def recipe_of_model(model: str, trust_remote_code: bool) -> Recipe:
     """The recipe beside a model, bound to that model; without one, a recipe that holds only the model."""
     from transformers.utils import cached_file
 
@@ -205,7 +296,7 @@ def _recipe_of(model: str, trust_remote_code: bool) -> Recipe:
     return evaluation_recipe(place, str(beside), [], trust_remote_code=trust_remote_code)
 
 
-def _data(recipe: Recipe, config, there: set[str], first: Sequence[dict[str, Any]] = ()) -> Data:
+def data_of_model(recipe: Recipe, config, there: set[str], first: Sequence[dict[str, Any]] = ()) -> Data:
     """The tokenizer or image processor of the objective that reads rows and answers them; no rows."""
     objective, place = objective_of(recipe), recipe.model.name_or_path
     head = next(iter(config.architectures or []), "")
@@ -237,22 +328,30 @@ def run_prediction(
     say(unusual(prediction.account))
     if out is not None and out.path.resolve() in [path.resolve() for path in prediction.rows.paths]:
         raise UserError(f"--out {out.path} is one of the files that are read; name another, or move it away")
+    reasons: Counter[str] = Counter()  # without numbers, which differ from row to row
+
+    def count(answers: list[Answer]) -> None:
+        reasons.update(re.sub(r"\d[\d.,]*", "…", answer["reason"]) for answer in answers if answer.get("reason"))
+
     with out.locked() if out is not None and state.is_main_process else nullcontext():
-        _answer(prediction, out, take, state)
+        _answer(prediction, out, lambda answers: (count(answers), take(answers)), state)
         if not state.is_main_process:
             return
         of_answers = prediction.answers.account.entries()  # what was not read at once has been said
         say(unusual(Account(item for item in of_answers if item[0].fate in (CUT, READ_AS))))
-        if prediction.empty:
-            rows = counted(prediction.empty, "row is", "rows are")
-            say([f"{rows} empty in what the model reads; so is the prediction"])
         if out is not None:
             for number in range(prediction.count):
-                while out.answers(number) is None:  # a part of another process
+                while (answers := out.answers(number)) is None:  # a part of another process
                     time.sleep(0.1)
+                count(answers)
             out.join(prediction.count)
+    if reasons:
+        each = "; ".join(f"{number:,} {reason}" for reason, number in reasons.most_common(REASONS))
+        more = f"; {len(reasons) - REASONS:,} further reasons" if len(reasons) > REASONS else ""
+        rows = counted(reasons.total(), "row has", "rows have")
+        say([f"{rows} no prediction, and the reason in the column 'reason': {each}{more}"])
     where = "" if out is None else f" -> {out.path}"
-    say([f"{counted(prediction.total, 'row')} answered in {human_time(time.time() - began)}{where}"])
+    say([f"{counted(prediction.total - reasons.total(), 'row')} answered in {human_time(time.time() - began)}{where}"])
 
 
 def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, state: PartialState) -> None:

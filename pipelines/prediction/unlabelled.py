@@ -4,6 +4,7 @@ import glob
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from ..data.file_formats import FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import NOT_UTF8, file_identities, open_file
 from ..data.image_files import is_image_file
-from ..data.reader import Row, View, all_unicode
+from ..data.reader import SOME, Row, View, all_unicode
 from ..errors import UserError, did_you_mean
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
 from ..storage.packed_files import unpacked_name
 
-Asked = tuple[str, dict[str, Any]]  # (place, for errors; columns)
+Asked = tuple[str, dict[str, Any] | UserError]  # (place, for errors; columns, or why they cannot be read)
 FIELD = "FILE"  # what errors call the argument
 
 
@@ -46,19 +47,19 @@ class WholeFile(FileFormat):
 
 
 class AskedView(View):
-    """A row to answer: its place, and all its columns. A row that cannot be read raises UserError."""
+    """A row to answer: its place, and all its columns, or the error of a row that cannot be read."""
 
     other = WholeFile()
 
     def __call__(self, row: Row, field: str) -> Asked:
         values, place = row.values, row.place
         if isinstance(values, UserError):
-            raise values
+            return place, values
         # A JSON escape can be one half of a surrogate pair.
         fault = values if isinstance(values, str) else None if all_unicode(values) else "non_utf8"
         if fault is not None:
             faults = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
-            raise UserError(f"{field}: {place} is {faults[fault]}")
+            return place, UserError(f"{field}: {place} is {faults[fault]}")
         return place, values
 
 
@@ -68,7 +69,9 @@ class Unlabelled(FileReader):
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
     file the column `image`, a text file `text`. trained: the data section by which files are read that do not tell
     otherwise. known: columns that the model may read. Raises UserError for a file that is missing or of an unknown
-    format, and where there is no row.
+    format, and where there is no row, or none that can be read.
+
+    first: the columns of the first row that can be read.
     """
 
     def __init__(
@@ -82,10 +85,15 @@ class Unlabelled(FileReader):
             os.path.join(glob.escape(one), "**", "*") if Path(one).expanduser().is_dir() else one for one in named
         ]
         super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())))
-        self.first = next(iter(self), None)
-        if self.first is None:
-            names = ", ".join(map(str, self.paths[:3]))
-            raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
+        faults = []
+        for _, row in islice(self, SOME):
+            if isinstance(row, dict):
+                self.first = row
+                return
+            faults.append(row)
+        names = ", ".join(map(str, self.paths[:3]))
+        none = UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
+        raise faults[0] if faults else none
 
     def check_opens(self, path: Path) -> None:
         check_opens(FIELD, path)
@@ -156,7 +164,7 @@ class Columns:
         for name in self.renamed:
             if name not in wanted:
                 near = did_you_mean(name, wanted)
-                raise UserError(f"--columns {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
+                raise UserError(f"--read {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
 
     def read(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> dict[str, Any]:
         """The row, with the columns that the model reads by the recipe's names. Raises UserError for a missing one."""
@@ -169,6 +177,6 @@ class Columns:
                 names = [known for known in row if known != "file"]
                 raise UserError(
                     f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
-                    f"one that is meant by --columns {name}={(names or ['COLUMN'])[0]}"
+                    f"one that is meant by --read {name}={(names or ['COLUMN'])[0]}"
                 ) from None
         return row | columns

@@ -29,6 +29,7 @@ OWNED_ARGUMENTS = {
     argument: instead
     for instead, arguments in {
         "use evaluation.every_steps": ("eval_strategy", "evaluation_strategy", "eval_steps", "eval_delay"),
+        "use evaluation.at_start": ("eval_on_start",),
         "use evaluation.best_metric": ("load_best_model_at_end", "metric_for_best_model", "greater_is_better"),
         "use training.save_steps; checkpoints are always complete": ("save_strategy", "save_only_model"),
         "use training.logging_steps": ("logging_strategy",),
@@ -167,11 +168,11 @@ def _check_parallelism(recipe: Recipe) -> None:
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
     for data in sections_of(objective):
-        if data.bad_rows != "refuse" and reads_text(objective):
-            raise UserError(
-                f"data.bad_rows={data.bad_rows} has no effect with {objective.setting}; it belongs to labelled "
-                f"examples and images, and documents that cannot be used are skipped and counted anyway"
-            )
+        why = (
+            f"has no effect with {objective.setting}; it belongs to labelled examples and images, and documents that "
+            f"cannot be used are skipped and counted anyway"
+        )
+        check_beside("data", data, [("bad_rows=", reads_text(objective), why)])
         _check_parts(objective, data)
         if data.clean is not None:
             check_clean(objective, data)
@@ -200,8 +201,8 @@ def _check_parts(objective, data: DataSection) -> None:
         raise UserError(
             f"data.validation_fraction={held} and data.test_fraction={data.test_fraction} leave nothing for training"
         )
-    if names and not held and data.test_fraction is None:
-        raise UserError(f"data.{names[0]} has no effect where no fraction is held back; set data.validation_fraction")
+    why = "has no effect where no fraction is held back; set data.validation_fraction"
+    check_beside("data", data, [(name, not held and data.test_fraction is None, why) for name in names])
     if data.stratify and objective.settings.stratified_by is None:
         raise UserError(f"data.stratify=true is of one class for each example, which {objective.setting} has not")
 

@@ -10,7 +10,7 @@ from ..plugins import SOURCES
 from .introspection import check_beside, doc, show
 
 SOURCE_KINDS = ("source", "files", "dataset", "mixture")
-OF_FILES = ("encoding", "separator", "sheet")  # settings of how files are read
+OF_FILES = ("encoding", "separator", "sheet", "column_names")  # settings of how files are read
 BUFFERS_STREAMS = "is of data.streaming=true; stored data are shuffled as a whole, so remove it"
 BUFFERS_FILES = "reads several files at a time, so that max_documents has no first ones; remove one"
 
@@ -38,6 +38,9 @@ class SourceSection:
         "what stands between the values of a .csv or .tsv table; null: found in each file's first rows"
     )
     sheet: str | None = doc("sheet of .xlsx files; null: the first")
+    column_names: list[str] | None = doc(
+        "names of the columns of .csv, .tsv and .xlsx files whose first line is a row already; null: it names them"
+    )
     document: Literal["file", "line", "paragraph"] = doc("what one document is in a plain text file", "file")
     max_documents: int | None = doc("stop after this many documents", at_least=1)
 

@@ -339,6 +339,10 @@ class EvaluationSection:
     every_steps: int | Epochs | None = doc(
         "steps between two validations, or passes over the data: epoch, 0.5 epochs; null: only at the end", at_least=1
     )
+    at_start: bool | None = doc(
+        "whether there is a validation before the first step, too, as step 0; null: where the run begins from a saved "
+        "model (model.name_or_path) and has validation data"
+    )
     max_rows: int | None = doc("validation rows used during training; the end always uses all", at_least=1)
     metrics: list[str] | None = doc(
         "what is reported beside the loss; null: the objective's or task's own, such as perplexity, accuracy or bleu"

@@ -156,8 +156,8 @@ def _check_rates(recipe: Recipe) -> None:
     if not all(named):
         number = named.index(False)
         raise UserError(f"stages.{number}.learning_rate is not set, and other stages' is; set cosine or another")
-    if training.lr_scheduler_type != TrainingSection().lr_scheduler_type or training.lr_scheduler_kwargs:
-        raise UserError(f"training.lr_scheduler_type={training.lr_scheduler_type} has no effect beside stages' rates")
+    schedule = ("lr_scheduler_type=", "lr_scheduler_kwargs=")
+    check_beside("training", training, [(name, True, "has no effect beside stages' rates") for name in schedule])
     for stage, rates in rates_of(recipe):
         section = stage.section
         where = f"stages.{stage.number}"

@@ -3,6 +3,7 @@
 import os
 import re
 import statistics
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..storage.record import Record
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
 from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
+from .class_section import MOST_DRAWN, classes_of
 from .console import print_table
 from .interpret import between, digits_of
 from .metrics_table import Measured, measured
@@ -179,11 +181,12 @@ def page_of(log: RunLog, out: Path) -> str:
 
 
 def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
-    """A row for each metric that a run has: {"split", "metric", "key", "cells"}, a cell for each run.
+    """A row for each metric that a run has, and for the F1 of each class: {"split", "metric", "key", "cells"}, a cell
+    for each run.
 
     A cell: {"words", "interval", "is_best"}; None for a run without it.
     """
-    of_runs = [{f"{one.split}_{one.metric}": one for one in measured(log)} for log in logs]
+    of_runs = [{f"{one.split}_{one.metric}": one for one in [*measured(log), *f1_of_classes(log)]} for log in logs]
     rows = []
     for key in dict.fromkeys(key for of_run in of_runs for key in of_run):
         row: list[Measured | None] = [of_run.get(key) for of_run in of_runs]
@@ -198,6 +201,13 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
         split, _, metric = key.partition("_")
         rows.append({"split": split, "metric": metric.replace("_", " "), "key": key, "cells": cells})
     return rows
+
+
+def f1_of_classes(log: RunLog) -> Iterator[Measured]:
+    """The F1 of each class in each split of a run; of more than MOST_DRAWN classes, those with most examples."""
+    for report in classes_of(log):
+        for one in sorted(report.get("classes") or [], key=lambda row: -row["support"])[:MOST_DRAWN]:
+            yield Measured(report["split"], f"F1 of {one['name']}", one["f1"])
 
 
 def differences(variants: dict[str, list[RunLog]], metrics: list[str]) -> list[dict[str, str]]:

@@ -1,11 +1,14 @@
 """The curves of runs as files: PNG for cards and slides, SVG for documents."""
 
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from ..errors import UserError
 from ..publishing.model_card import CURVE
 from ..publishing.objective_facts import objective_facts
 from .charts import charts_of_run, charts_of_runs
+from .class_section import MOST_DRAWN, classes_of
 from .plots import figure
 from .run_log import RunLog, read_run
 
@@ -29,6 +32,8 @@ def draw_loss(folder: Path) -> bool:
 def draw_figures(variants: dict[str, list[RunLog]], folder: Path) -> list[Path]:
     """Draw each chart of a run, or of several variants (comparison.py), as PNG and SVG; returns the files.
 
+    Of a run with classes also their scores and confusions.
+
     Raises UserError where matplotlib is not installed, or the runs have logged nothing yet.
     """
     logs = [log for runs in variants.values() for log in runs]
@@ -37,11 +42,46 @@ def draw_figures(variants: dict[str, list[RunLog]], folder: Path) -> list[Path]:
     if not charts:
         raise UserError(f"RUN={logs[0].folder} has logged nothing yet, so there are no figures; train it first")
     folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / f"{one['id']}.{kind}" for one in charts for kind in KINDS]
-    for one in charts:
-        for kind in KINDS:
-            draw(one, [*variants], folder / f"{one['id']}.{kind}")
-    return files
+    figures = {one["id"]: partial(draw, one, [*variants]) for one in charts}
+    for report in classes_of(logs[0]) if len(logs) == 1 else ():
+        if report.get("classes"):
+            figures[f"classes-{report['split']}"] = partial(draw_classes, report)
+        if "picture" in report:
+            figures[f"confusion-{report['split']}"] = partial(draw_confusion, report)
+    files = {folder / f"{name}.{kind}": drawn for name, drawn in figures.items() for kind in KINDS}
+    for path, drawn in files.items():
+        drawn(path)
+    return [*files]
+
+
+def draw_classes(report: dict, path: Path) -> None:
+    """Draw precision, recall and F1 of each class as bars; report: as classes_of makes it."""
+    classes = report["classes"][:MOST_DRAWN]
+    with figure(path, width=6.4, height=1.2 + 0.5 * len(classes)) as axes:
+        for place, (name, color) in enumerate(zip(("precision", "recall", "f1"), COLORS)):
+            at = [number + 0.27 * (place - 1) for number in range(len(classes))]
+            axes.barh(at, [one[name] for one in classes], 0.25, color=color, label=name)
+        axes.set_yticks(range(len(classes)), [f"{one['name']} ({one['support']:,})" for one in classes])
+        axes.set(title=f"Classes, {report['split']}", xlim=(0, 1))
+        axes.invert_yaxis()
+        axes.figure.legend(loc="outside lower center", ncols=3)
+
+
+def draw_confusion(report: dict, path: Path) -> None:
+    """Draw which classes were taken for which, as shares of each row; report: as classes_of makes it."""
+    picture, places = report["picture"], range(len(report["picture"]["names"]))
+    size = 1.8 + max(0.4 if picture["numbers"] else 0.16, 1.6 / len(places)) * len(places)
+    with figure(path, width=size, height=size) as axes:
+        cells = [cells for *_, cells in picture["rows"]]
+        axes.imshow([[share for _, share, *_ in row] for row in cells], cmap="Blues", vmin=0, vmax=1)
+        axes.set_xticks(places, picture["names"], rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_yticks(places, picture["names"])
+        axes.set(title=f"What is taken for what, {report['split']}", xlabel="was taken for", ylabel="is")
+        axes.grid(False)
+        for row, column in product(places, places) if picture["numbers"] else ():
+            number, share, *_ = cells[row][column]
+            color = "white" if share > 0.5 else "black"
+            axes.text(column, row, f"{number:,}" if number else "", ha="center", va="center", color=color)
 
 
 def smoothed(values: list[float]) -> list[float]:

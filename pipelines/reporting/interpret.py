@@ -60,6 +60,10 @@ def interpret(run: dict) -> list[str]:
                 sentences.append(
                     f"the {split} accuracy is not above {share:.4f}, that of always answering {frequent}; {more}"
                 )
+    for first in (one for one in run.get("validations", []) if one["step"] == 0):
+        known = {name.replace("_", " "): value for name, value in first.items() if value is not None}
+        numbers = ", ".join(f"{name} {short_metric(value)}" for name, value in known.items() if name != "step")
+        sentences.append(f"before the first step the validation gave {numbers}")
     if run.get("validations") and (on_rows := validated_on(run)):
         sentences.append(f"validations during training were {on_rows}; the numbers here are of all rows")
     return [*sentences, *better_before(run), *mishaps(run)]
@@ -97,9 +101,11 @@ def better_before(run: dict) -> list[str]:
     best, last = min(validations, key=lambda entry: sign * entry[measured]), validations[-1]
     if sign * (last[measured] - best[measured]) <= CLEARLY_BETTER * abs(last[measured]):
         return []
+    keeps = f"evaluation.best_metric={measured} would keep that model"
+    worse = "the training has made the model worse; lower training.learning_rate"
     return [
         f"the best validation was at step {best['step']} ({measured} {short_metric(best[measured])}, in the last one "
-        f"{short_metric(last[measured])}); evaluation.best_metric={measured} would keep that model"
+        f"{short_metric(last[measured])}); {keeps if best['step'] else worse}"
     ]
 
 

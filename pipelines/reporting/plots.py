@@ -25,6 +25,9 @@ LOOK = {
 }
 
 
+MOST_NAMED = 60  # tokens beside a map
+
+
 def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
@@ -41,7 +44,7 @@ def check_by_position(asked_by: str, recipe: Recipe) -> None:
 
 @contextmanager
 def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2):
-    """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (a PNG).
+    """Yield the axes of a new figure, as `subplots` returns them; at the end it is written to `path` (PNG or SVG).
 
     Raises UserError where matplotlib is not installed.
     """
@@ -56,7 +59,23 @@ def figure(path: Path, columns: int = 1, width: float = 4.2, height: float = 3.2
         FigureCanvasAgg(picture)
         yield picture.subplots(1, columns)
         with replaced_file(path) as temporary:
-            picture.savefig(temporary, format="png")
+            picture.savefig(temporary, format=path.suffix[1:])
+
+
+def plot_attention(weights, queries: list[str], keys: list[str], title: str, path: Path) -> None:
+    """Plot a head's shares (T, S) on their own scale, up to the largest one; written to `path`.
+
+    Raises UserError where matplotlib is not installed.
+    """
+    width, height = (1.6 + 0.22 * min(len(words), MOST_NAMED) for words in (keys, queries))
+    with figure(path, width=max(4, width + 1), height=max(3, height)) as axes:
+        picture = axes.imshow(weights.numpy(), vmin=0, cmap="Blues", aspect="auto")
+        axes.figure.colorbar(picture, format=lambda share, _: f"{share:.0%}")
+        axes.set(title=f"{title}: rows look at columns")
+        axes.grid(False)
+        if max(len(keys), len(queries)) <= MOST_NAMED:
+            axes.set_xticks(range(len(keys)), keys, rotation=90, parse_math=False)
+            axes.set_yticks(range(len(queries)), queries, parse_math=False)
 
 
 def plot_shots(shots: dict[int, dict], path: Path) -> None:

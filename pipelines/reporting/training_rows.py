@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..lazy import rich_text
+from .charts_page import write_page
 from .run_log import ROWS_FILE
 
 COLORS = {1: "red", 2: "green", 3: "yellow", 4: "blue", 5: "magenta", 6: "cyan"}  # of a terminal, by their numbers
@@ -18,6 +19,12 @@ def read_rows(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}  # an older run, or half a file: the page shows no rows
     return content if isinstance(content, dict) and isinstance(content.get("rows"), list) else {}
+
+
+def write_rows(path: Path, name: str, ansi: str, is_picture: bool) -> int:
+    """Write a page of what a preview prints in terminal colours; returns its bytes."""
+    values = {"title": f"{name}: rows as the model sees them", "rows": as_html(ansi), "is_picture": is_picture}
+    return write_page(path, "preview.html.jinja", charts=[], axes=[], runs=[], **values)
 
 
 def as_html(ansi: str) -> str:

@@ -1,13 +1,38 @@
 """`anyformer chat`: a conversation with a model, line by line."""
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..generation import continue_text
 
 COMMANDS = "/reset forgets what was said, /exit ends the chat"
+
+
+def system_message(text: str | None) -> list[dict[str, Any]]:
+    """The messages before the first question."""
+    return [] if text is None else [{"role": "system", "content": text}]
+
+
+def read_tools(file: str | None) -> list[dict[str, Any]]:
+    """The tools in a JSON file, a list of {"type": "function", "function": {"name": ...}}; none without a file.
+
+    Raises UserError for a file that holds anything else.
+    """
+    if file is None:
+        return []
+    try:
+        tools = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"--tools {file} is no JSON that can be read ({first_line(error)})") from None
+    functions = [isinstance(one, dict) and one.get("function") for one in tools] if isinstance(tools, list) else []
+    if not functions or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in functions):
+        form = '[{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}]'
+        raise UserError(f"--tools {file} is no list of tools: {form}")
+    return tools
 
 
 def converse(

@@ -12,7 +12,7 @@ from ..data.cells import cell, cell_names, list_in
 from ..errors import UserError
 from ..recipes.recipe_files import shipped_yaml
 
-KEPT, MOST_ROWS = 4_000, 1_000_000  # rows that are looked at, spread over those that are read for them
+KEPT, MOST_ROWS = 10_000, 1_000_000  # rows that are looked at, spread over those that are read for them
 LONGEST_CLASS, MOST_CLASSES, MOST_NUMBERS = 60, 200, 20  # characters of a class's name; classes, and such of numbers
 NUMBER = re.compile(r"\s*[+-]?\d+([.,]\d+)?([eE][+-]?\d+)?\s*")
 ASIDE = re.compile(  # dates, addresses of the Web and of mail

@@ -140,7 +140,9 @@ class Written:
     def _settings(self) -> dict[str, Any]:
         section, known = {"name": self.guess.task} | self.guess.settings, vars(self.objective.Settings())
         label = next((name for name in ("label_field", "tags_field") if name in section), "")
-        self.comments |= {(self.learned, label): self.guess.label} if self.guess.label else {}
+        looked_at = len(self.table.rows)
+        words = f"of {looked_at:,} rows: " * (looked_at < self.table.number) + self.guess.label
+        self.comments |= {(self.learned, label): words} if self.guess.label else {}
         self.comments[self.learned, "merge_labels"] = "names that differ in case, spaces and the like are one class"
         wanted = {"max_length": self.guess.reads, "max_target_length": self.guess.writes and (self.guess.writes,)}
         for name, columns in wanted.items():

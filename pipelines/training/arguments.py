@@ -163,11 +163,16 @@ def known(value):
     return 1 if isinstance(value, str) else value
 
 
-def settle(arguments: TrainingArguments, recipe: Recipe) -> None:
-    """Write the numbers of epochs and steps of a recipe that the size of the data has settled."""
+def settle(arguments: TrainingArguments, recipe: Recipe, *, validates: bool) -> None:
+    """Write what the data has settled: the numbers of epochs and steps, and whether the start is validated.
+
+    validates: whether there is validation data.
+    """
     arguments.num_train_epochs = recipe.training.num_train_epochs
     arguments.save_steps = recipe.training.save_steps
     arguments.eval_steps = recipe.evaluation.every_steps
+    asked, is_begun = recipe.evaluation.at_start, recipe.model.name_or_path is not None
+    arguments.eval_on_start = validates and (is_begun if asked is None else asked)
 
 
 def safe_values(device: str) -> dict:

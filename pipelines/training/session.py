@@ -96,7 +96,7 @@ class Session:
         per_epoch = steps_of_epoch(rows.in_epoch, per_step)
         steps = partial(total_steps, per_epoch=per_epoch)
         self.recipe = folder.recipe = recipe = settled(recipe, per_epoch)
-        settle(self.arguments, recipe)
+        settle(self.arguments, recipe, validates="validation" in self.data.rows)
         self.resume = Resume(folder, self.engine, self.arguments.world_size, per_step, steps)
         total = steps(recipe.training)
         if total is not None:

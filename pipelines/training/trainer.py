@@ -396,6 +396,13 @@ class AnyformerTrainer(Trainer):
 
     # ---- evaluation
 
+    def _evaluate(self, *args, skip_scheduler=False, **kwargs):
+        """As Trainer's; the one before the first step, which skips the scheduler, leaves the random states alone."""
+        device = self.args.device
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices) if skip_scheduler else nullcontext():
+            return super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
+
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         has_average = self.average is not None and self.average.weights  # empty before training begins
         averaged = self.average.swapped_in(self.model) if has_average else nullcontext()

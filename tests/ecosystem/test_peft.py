@@ -53,7 +53,7 @@ def answers(model, rows):
     return outputs.start_logits if "start_logits" in outputs else outputs.logits
 
 
-@pytest.mark.parametrize("head, name", a_share([(head, name) for head, names in ADAPTED.items() for name in names], 3))
+@pytest.mark.parametrize("head, name", a_share([(head, name) for head, names in ADAPTED.items() for name in names], 6))
 def test_lora_on_all_linear_trains_saves_loads_and_merges(tmp_path, head, name):
     (variant,) = [variant for variant in ZOO if str(variant) == name]
     (task_type, kept), config = HEADS[head], variant.config(num_labels=2)

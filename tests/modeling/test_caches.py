@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from family_variants import LATENT, WINDOW, WINDOWS
+from family_variants import LATENT, WINDOW, WINDOWS, a_share
 from native_models import randomise
 from packaging.version import Version
 from transformers import (
@@ -177,7 +177,7 @@ def configs(tiny_config, tiny_moe_config):
     return {"decoder": tiny_config, "moe": tiny_moe_config}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", a_share(CASES, 3))
 @torch.no_grad()
 def test_tokens_of_many_texts_in_one_row_are_those_of_generate(name, configs):
     model = build(*CASES[name], configs)

@@ -1,6 +1,7 @@
 """The backend `anyformer`: any mask of transformers, for any of its models, equal to what it hides nothing of."""
 
 import copy
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import transformers
 from anyformer.modeling.attention_blocks import block_sparse_mask_function
 from anyformer.modeling.attention_strided import strided_mask_function
 from anyformer.modeling.kernels import seen, strides, tiles
+from family_variants import a_share
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
@@ -146,8 +148,7 @@ def strided_model(variant: str, backend: str):
     return model.double().eval()
 
 
-@pytest.mark.parametrize("side", ["none", "left", "packed"])
-@pytest.mark.parametrize("variant", STRIDED_VARIANTS)
+@pytest.mark.parametrize("variant, side", a_share(product(STRIDED_VARIANTS, ["none", "left", "packed"]), 4))
 def test_strided_layers_compute_what_eager_attention_does_from_near_and_far_keys_alone(variant, side, monkeypatch):
     monkeypatch.undo()  # the sizes of real runs
     length, stride = 603, STRIDED["attention_stride"]

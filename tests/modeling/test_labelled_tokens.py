@@ -51,7 +51,7 @@ def rows_of_last_mlp(model, run) -> int:
 KINDS = ("whole", "right", "left", "packed")
 
 
-@pytest.mark.parametrize("name, kind", a_share(product([name for name in ENCODERS if name not in OF_ALL], KINDS), 3))
+@pytest.mark.parametrize("name, kind", a_share(product([name for name in ENCODERS if name not in OF_ALL], KINDS), 5))
 def test_loss_and_gradients_are_those_of_a_last_layer_of_all_tokens(tiny_encoder_config, monkeypatch, name, kind):
     model = model_of(tiny_encoder_config(**ENCODERS[name]))
     batch = batch_of(model.config, kind)
@@ -103,7 +103,7 @@ CLASSIFIERS = (AnyformerEncoderForSequenceClassification, AnyformerEncoderForMul
 CLASSIFYING = ("bert", "albert", "deberta_v3", "longformer", "rotary", "deberta_conv", "modernbert")
 
 
-@pytest.mark.parametrize("head, name, kind", a_share(product(CLASSIFIERS, CLASSIFYING, KINDS[:3]), 4))
+@pytest.mark.parametrize("head, name, kind", a_share(product(CLASSIFIERS, CLASSIFYING, KINDS[:3]), 7))
 def test_classifiers_read_the_first_token_alone_or_the_mean_of_all(tiny_encoder_config, monkeypatch, head, name, kind):
     torch.manual_seed(0)
     config = tiny_encoder_config(**ENCODERS[name], num_labels=3)

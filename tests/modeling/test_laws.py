@@ -25,6 +25,7 @@ from family_variants import (
     SEQ2SEQS,
     TINY_FIELDS,
     ZOO,
+    a_share,
     close,
     config_class,
     gradients_of,
@@ -296,7 +297,7 @@ def test_the_loss_of_a_new_model_is_that_of_a_uniform_guess(variant):
 CLASSES = [(model_type, auto) for model_type, row in FAMILIES.items() for auto in row.heads]
 
 
-@pytest.mark.parametrize("model_type, auto", CLASSES)
+@pytest.mark.parametrize("model_type, auto", a_share(CLASSES, 3))
 def test_each_class_comes_back_through_its_auto_class_and_with_the_body_of_a_pretrained_model(
     model_type, auto, tmp_path, poison_empty_memory
 ):

@@ -1,11 +1,13 @@
 """Modules that predict tokens further ahead: their loss, packed rows, drafts in generation, saving."""
 
+from itertools import product
+
 import pytest
 import torch
 from anyformer.modeling.multi_token import MultiTokenDraft
 from anyformer.pipelines.interop.conversion import to_native
 from anyformer.pipelines.training.losses.loss_parts import LossParts
-from family_variants import positions_of
+from family_variants import a_share, positions_of
 from local_hub import run_without_anyformer
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GenerationConfig
@@ -81,8 +83,7 @@ def test_no_prediction_crosses_from_one_packed_document_to_another(tiny_config, 
     assert gradient[:, :8].abs().max() == 0 and gradient[:, 8:-1].abs().sum(-1).min() > 0
 
 
-@pytest.mark.parametrize("modules", [1, 3])
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name, modules", a_share(product(KEYS, [1, 3]), 3))
 def test_with_drafts_the_greedy_text_is_the_same(tiny_config, name, modules, monkeypatch):
     model, prompt = build(tiny_config, modules, **PARTS[name]), row(5)
     expected = model.generate(prompt, **GREEDY)

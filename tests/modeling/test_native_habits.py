@@ -195,7 +195,7 @@ VALIDATED |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_los
 VALIDATED |= {"remove_unused_columns": True}  # as a plain Trainer has it
 
 
-@pytest.mark.parametrize("family, name", a_share(HEADED, 4), ids=[name for _, name in HEADED])
+@pytest.mark.parametrize("family, name", a_share(HEADED, 8), ids=[name for _, name in HEADED])
 def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family, name, tmp_path, without_code_files):
     model = getattr(anyformer, name)(Variant(family.lower(), "tiny", {}).config(num_labels=2))
     rows = [labelled_row(name, model.config, seed) for seed in range(4)]
@@ -215,7 +215,7 @@ def test_plain_trainer_trains_measures_predicts_and_keeps_the_best_model(family,
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family, name", a_share(HEADED, 4))
+@pytest.mark.parametrize("family, name", a_share(HEADED, 8))
 def test_a_config_may_ask_for_tuples(family, name):
     model = getattr(anyformer, name)(Variant(family.lower(), "tiny", {}).config(num_labels=2)).eval()
     inputs = labelled_batch(name, model.config)
@@ -229,7 +229,7 @@ STEPPED = [(family, name, None) for family, name in HEADED]
 STEPPED += [(f, f"Anyformer{f}ForSequenceClassification", kind) for f in ("Decoder", "Encoder") for kind in SEVERAL]
 
 
-@pytest.mark.parametrize("family, name, problem_type", a_share(STEPPED, 4))
+@pytest.mark.parametrize("family, name, problem_type", a_share(STEPPED, 8))
 def test_plain_trainer_makes_the_same_step_of_any_accumulation(family, name, problem_type, tmp_path):
     """Though the micro-batches have labels of different number."""
     config = Variant(family.lower(), "tiny", {}).config(num_labels=2, problem_type=problem_type)

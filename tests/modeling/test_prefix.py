@@ -1,7 +1,10 @@
 """A prefix that a decoder sees in both directions (`prefix_mask`): trained, generated from, and as a row with masks."""
 
+from itertools import product
+
 import pytest
 import torch
+from family_variants import a_share
 from tiny_tokenizers import of_words
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, LlamaConfig, LlamaForCausalLM, pipeline
 
@@ -80,8 +83,7 @@ def test_tiles_of_long_packed_rows_show_prefixes_as_eager_does(tiny_config, kind
     torch.testing.assert_close(tiles(ids, **given).logits, eager(ids, **given).logits, rtol=0, atol=ROUNDING)
 
 
-@pytest.mark.parametrize("family", ["decoder", "moe"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind, family", a_share(product(KINDS, ["decoder", "moe"]), 3))
 def test_generate_reads_the_prompt_in_both_directions_with_every_cache(tiny_config, tiny_moe_config, family, kind):
     model = build({"decoder": tiny_config, "moe": tiny_moe_config}[family], prefix_lm=True, **KINDS[kind])
     prompt, how = torch.randint(3, 97, (2, 6)), {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}

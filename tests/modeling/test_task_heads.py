@@ -5,6 +5,7 @@ import torch
 from anyformer.modeling.attention_masks import CACHE
 from anyformer.modeling.task_heads import last_token_index
 from anyformer.modeling.task_losses import sequence_classification_loss
+from family_variants import a_share
 from native_models import randomise
 from torch.nn.functional import cross_entropy, pad
 
@@ -52,8 +53,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("head, problem_type", CASES)
+@pytest.mark.parametrize(
+    "head, problem_type, side", a_share([(*case, side) for case in CASES for side in ("right", "left")], 3)
+)
 def test_logits_and_loss_are_native(tiny_config, head, problem_type, side):
     num_labels = 2 if head == "QuestionAnswering" else 4
     model = build(head, tiny_config(num_labels=num_labels, problem_type=problem_type))

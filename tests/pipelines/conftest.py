@@ -121,14 +121,6 @@ def whole_and_killed(command, tmp_path):
 
 
 @pytest.fixture
-def without_activations(monkeypatch):
-    """A plan measures no activations, which takes seconds for each model; test_plan.py is about those."""
-    from anyformer.pipelines.accounting.activations import Activations, StepActivations
-
-    monkeypatch.setattr(StepActivations, "measured", lambda *_: Activations(1, 1))
-
-
-@pytest.fixture
 def without_launcher(monkeypatch):
     """A machine without GPUs, and no launcher around the tests."""
     from anyformer.pipelines.training.engines import launch

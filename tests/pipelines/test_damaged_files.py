@@ -13,6 +13,7 @@ import torch
 import yaml
 from anyformer.pipelines.storage.atomic import new_folder
 from anyformer.pipelines.storage.model_folder import write_manifest
+from family_variants import a_share
 from processes import Process
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_bytes
@@ -88,10 +89,18 @@ def set_others(file):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"rms_norm_eps": 0.1, "model_max_length": 7}))
 
 
+def add_beside_shards(model):
+    in_shards(model, lambda *_: None)
+    write_manifest(model)
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, model / "model.safetensors", metadata={"format": "pt"})
+
+
 # Whole files, which are not those that were saved with the weights.
 OTHERS = {
     "other tokens": ("tokenizer.json", lambda model: swap_tokens(model / "tokenizer.json")),
     "no tokenizer": ("tokenizer.json", lambda model: (model / "tokenizer.json").unlink()),
+    "weights beside shards": ("model.safetensors", add_beside_shards),
+    "added tokens": ("added_tokens.json", lambda model: (model / "added_tokens.json").write_text('{"x": 9}')),
     "another template": ("chat_template.jinja", lambda model: (model / "chat_template.jinja").write_text("{{ 1 }}")),
 } | {
     f"other settings in {file}": (file, lambda model, file=file: set_others(model / file))
@@ -101,7 +110,7 @@ CASES = [(damage, has_manifest) for damage in DAMAGE for has_manifest in (False,
 CASES += [(damage, True) for damage in OTHERS]
 
 
-@pytest.mark.parametrize("damage, has_manifest", CASES)
+@pytest.mark.parametrize("damage, has_manifest", a_share(CASES, 3))
 def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     damage, has_manifest, model, command, capsys, tmp_path, tiny_recipe
 ):
@@ -162,7 +171,7 @@ def test_a_damaged_image_processor_is_named(content, command, capsys, tmp_path, 
         assert printed.count("\n") == 1 and f"{model / 'preprocessor_config.json'}" in printed, printed
 
 
-@pytest.mark.parametrize("words", ["convert MODEL DST", "export MODEL --to torch_export --out DST"])
+@pytest.mark.parametrize("words", a_share(["convert MODEL DST", "export MODEL --to torch_export --out DST"], 2))
 def test_a_writer_that_meets_its_limit_ends_in_one_sentence_and_leaves_nothing(words, model, command, tmp_path):
     """By `ulimit -f`, which any user has: torch's own writer of an exported program aborts its process."""
 

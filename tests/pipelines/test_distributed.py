@@ -115,9 +115,8 @@ def assert_mistakes_are_of_their_rows(run, alone, test) -> None:
             assert one["true"] == f"LABEL_{row['label']}" != one["given"]
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in TASKS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TASKS)
 def test_two_processes_learn_and_measure_tasks_as_one_does(kind, alone, ranks, tmp_path):
     # 11 test examples on two processes: fillers count in no metric, and every text is translated once.
     training = {"max_steps": 8, "per_device_train_batch_size": 4, "learning_rate": 1e-3, "save_steps": 5}

@@ -18,6 +18,7 @@ from anyformer.pipelines.training.engines.asked import ENGINES, engine_for
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
 from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.trainer import AnyformerTrainer
+from family_variants import a_share
 from processes import Process, logged_losses, rank_environments
 from test_distributed import DOUBLED, assert_close, forget_the_parents_state, needs_deepspeed
 from transformers import TrainingArguments
@@ -151,7 +152,7 @@ def test_the_first_rank_that_fails_is_said_on_one_line_and_ends_the_others(capfd
     assert launch.supervise(python("import os; assert os.environ['MASTER_PORT']"), {}, 2) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", a_share([signal.SIGTERM, signal.SIGINT, signal.SIGKILL], 2))
 def test_each_rank_gets_a_signal_once_and_the_job_ends_with_its_code(number, tmp_path):
     """Also the death of the launcher itself, of which the ranks hear as SIGTERM."""
     log = tmp_path / "log"

@@ -284,9 +284,9 @@ def test_an_attention_class_adds_its_scores_in_every_backend_to_packed_padded_an
         model.set_attn_implementation("flash_attention_2")
 
 
-def test_attention_an_optimizer_and_a_schedule_train_and_the_folder_loads_without_them(
-    files, tmp_path, command, capsys, monkeypatch
-):
+@pytest.fixture
+def three_kinds(files, tmp_path, command):
+    """(a recipe, the words that name its plug-ins) of a run in tmp_path / "run"."""
     (tmp_path / "text.txt").write_text("the dog runs very far away and the cat runs after it\n" * 200)
     recipe = recipe_file(
         tmp_path,
@@ -301,19 +301,17 @@ def test_attention_an_optimizer_and_a_schedule_train_and_the_folder_loads_withou
     own = ["training.optim=sign_sgd", "training.learning_rate=1e-3", "training.lr_scheduler_type=sawtooth"]
     own += ["training.lr_scheduler_kwargs={teeth: 2}", "training.warmup_steps=2"]
     assert command("train", recipe, *own, *named) == 0
-    run = tmp_path / "run"
+    return recipe, named
+
+
+def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_are_asked_for_at_every_door(
+    three_kinds, files, tmp_path, command, capsys, monkeypatch
+):
+    run, (recipe, named) = tmp_path / "run", three_kinds
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:8]]
     rates = [round(row["learning_rate"] * 1e3, 6) for row in logged]
     assert rates[2:] == [round(1 - i / 3, 6) for i in (0, 1, 2, 0, 1, 2)] and rates[0] == round(1 / 3, 6)
     assert logged[-1]["loss"] < logged[0]["loss"]
-
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    ids = [[5, 9, 3, 7, 11]]
-    with torch.no_grad():
-        expected = AutoModelForCausalLM.from_pretrained(run).eval()(torch.tensor(ids)).logits[0, -1].tolist()
-    assert run_without_anyformer(LOAD_AND_SAVE_AGAIN, run, ids, cwd=tmp_path) == [expected, expected]
 
     mixed = files["attention kind"].read_text() + "\nfrom anyformer import register_metric\n"
     forget_plugins()
@@ -333,6 +331,17 @@ def test_attention_an_optimizer_and_a_schedule_train_and_the_folder_loads_withou
     capsys.readouterr()
     assert command("train", recipe, *again) == 2
     assert "keep position schemes and kinds of attention in a file of their own" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_folder_of_an_attention_kind_loads_without_it(three_kinds, tmp_path):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    run, ids = tmp_path / "run", [[5, 9, 3, 7, 11]]
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(run).eval()(torch.tensor(ids)).logits[0, -1].tolist()
+    assert run_without_anyformer(LOAD_AND_SAVE_AGAIN, run, ids, cwd=tmp_path) == [expected, expected]
 
 
 @pytest.mark.parametrize(

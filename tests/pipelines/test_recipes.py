@@ -130,7 +130,7 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
 
 
 # By default a half of the others; test_recipe.py composes all of them.
-OTHERS = a_share([name for name in shipped("recipes") if name not in IN_README], 3)
+OTHERS = a_share([name for name in shipped("recipes") if name not in IN_README], 6)
 OTHERS += [pytest.param(name, marks=pytest.mark.slow) for name in shipped("recipes") if name in IN_README]
 
 

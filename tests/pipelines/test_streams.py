@@ -17,6 +17,7 @@ from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
+from family_variants import a_share
 from processes import end_in_micro_batch, run_ranks
 from run_folders import assert_same, assert_same_weights, lines_of, read_audit, saved_weights
 from test_distributed import TOLERANCE, rank_main
@@ -195,7 +196,7 @@ def test_sources_that_are_streamed_are_mixed_by_weight_and_have_a_loss_each(stre
     assert all({"loss_a", "loss_b"} <= line.keys() for line in lines_of(tmp_path / "run") if "loss" in line)
 
 
-@pytest.mark.parametrize("shuffle_buffer", [None, 4])
+@pytest.mark.parametrize("shuffle_buffer", a_share([4, None], 2))
 def test_a_run_killed_at_and_after_the_ends_of_passes_ends_bit_identical(
     shuffle_buffer, stream_recipe, command, tmp_path
 ):

@@ -170,7 +170,8 @@ class MetricsFile(TrainerCallback):
             # Lines from the end of a training at this step on are measured again, or belong to a shorter run's model.
             is_end = [state.global_step == line["step"] and "train_runtime" in line for line in lines]
             lines = lines[: is_end.index(True)] if True in is_end else lines
-            kept = [line for line in lines if line["step"] <= state.global_step]
+            # Of a run that begins anew not even the validation of step 0 is kept, which is measured again.
+            kept = [line for line in lines if 0 < state.global_step >= line["step"]]
             write_atomically(self.path, "".join(f"{json_text(line, None)}\n" for line in kept))
 
     def on_log(self, args, state, control, logs=None, **kwargs):

@@ -172,7 +172,7 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path):
 
 
 def test_bad_rows_of_plain_text_is_refused_and_a_saved_recipe_without_it_refuses_rows():
-    with pytest.raises(UserError, match=r"data\.bad_rows=skip has no effect with objective\.name=causal"):
+    with pytest.raises(UserError, match=r"data\.bad_rows='skip' has no effect with objective\.name=causal"):
         load_recipe("quickstart", data={"bad_rows": "skip"})
     saved = load_recipe("quickstart").to_dict()
     del saved["data"]["bad_rows"]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from family_variants import a_share
 from image_data import image_recipe, picture_folder, pictures
 from processes import Process
 from task_data import reviews
@@ -69,7 +70,7 @@ def opened_in(folder, command, *words, log: Path) -> list[str]:
     return [name for name in json.loads(log.with_suffix(".json").read_text()) if name.startswith(f"{folder}/")]
 
 
-@pytest.mark.parametrize("make", [texts, mixture, rows, images, images_in_parquet, image_table])
+@pytest.mark.parametrize("make", a_share([mixture, texts, rows, images_in_parquet, images, image_table], 3))
 def test_a_start_with_everything_in_the_cache_opens_no_file_of_the_data(
     make, tiny_recipe, command, tmp_path, text_file
 ):

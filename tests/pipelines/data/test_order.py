@@ -21,6 +21,7 @@ from anyformer.pipelines.data.rows import Rows, Streamed
 from anyformer.pipelines.data.sample_ids import NO_ROW, Cursor, decoded, evaluation_rows, training_rows
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.training.trainer import AnyformerTrainer
+from family_variants import a_share
 from torch.utils.data import Dataset, Subset
 from training_steps import small_arguments
 
@@ -268,7 +269,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", a_share(["stream", "plain", "by length", "goes on", "shares"], 3))
 def test_a_run_trains_the_rows_that_it_always_trained_also_if_it_is_resumed(name, tiny_config, tmp_path):
     options = {"max_steps": 11, "gradient_accumulation_steps": 2, "seed": 3, "data_seed": 3}
     found = trained(TRAINED[name](), tiny_config, tmp_path / "whole", **options)

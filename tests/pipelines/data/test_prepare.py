@@ -9,6 +9,7 @@ import pytest
 from anyformer.pipelines.data import tokenization
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from family_variants import a_share
 
 ROOT = Path(__file__).resolve().parents[3]
 SBATCH = ROOT / "scripts" / "slurm" / "prepare.sbatch"
@@ -23,7 +24,7 @@ def shards(folder):
     return sorted(path for path in folder.glob("shards/*/*") if path.name[0] != ".")
 
 
-@pytest.mark.parametrize("objective", ["causal", "mixture", "sources"])
+@pytest.mark.parametrize("objective", a_share(["mixture", "causal", "sources"], 3))
 def test_training_finds_the_shares_of_all_machines(
     tiny_recipe, command, tmp_path, small_shards, monkeypatch, objective, capsys
 ):

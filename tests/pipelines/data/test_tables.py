@@ -128,6 +128,24 @@ def test_a_sheet_of_a_workbook_is_a_table(tmp_path):
     assert [place.rpartition(", ")[2] for place, _ in Unlabelled(str(path))] == ["row 2", "row 4", "row 5"]
 
 
+@pytest.mark.parametrize("has_names", [False, True])
+def test_a_table_without_names_gets_them_from_the_recipe(tmp_path, has_names):
+    rows = [["printer", "it is; \n broken", "x"], ["b", "c", "y"]]
+    lines = [list(COLUMNS), *rows] if has_names else rows
+    paths = [workbook(tmp_path / "a.xlsx", Tickets=lines)]
+    for suffix, sign in (("csv", ","), ("tsv", "\t")):
+        paths.append(tmp_path / f"a.{suffix}")
+        with paths[-1].open("w", newline="") as file:
+            csv.writer(file, delimiter=sign).writerows(lines)
+    for path in paths:
+        read, said = rows_of(path, column_names=list(COLUMNS))
+        assert read == [dict(zip(COLUMNS, row)) for row in rows] and not said
+        asked = Unlabelled(str(path), section(path, column_names=list(COLUMNS)))
+        assert [{name: row[name] for name in COLUMNS} for _, row in asked] == read
+        with pytest.raises(UserError, match=r"line 1 holds 3 instead of 2 values|no such column"):
+            rows_of(path, column_names=["Subject", "Category"])
+
+
 def test_settings_of_how_files_are_read_need_files():
     for name in ("separator=semicolon", "sheet=Tickets"):
         with pytest.raises(UserError, match=rf"data\.{name.split('=')[0]}=.* has no effect without data\.files"):

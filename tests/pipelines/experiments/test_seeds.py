@@ -56,7 +56,7 @@ def test_each_seed_is_a_run_of_its_own_made_once_and_their_metrics_are_compared(
         (["--seeds", "0"], "--seeds 0 is no number of seeds"),
         (["--seeds", "1,1"], "--seeds 1,1 is no number of seeds"),
         (["--seeds", "many"], "--seeds many is no number of seeds"),
-        (["--seeds", "2", "publish.repo_id=me/it"], "publish.repo_id=me/it does not go with --seeds"),
+        (["--seeds", "2", "publish.repo_id=me/it"], "publish.repo_id='me/it' does not go with --seeds"),
         (["--seeds", "2", "training.deepspeed=zero2"], "--seeds does not go with DeepSpeed"),
     ],
 )

@@ -200,6 +200,16 @@ def test_a_sweep_measures_what_its_file_asks_for_in_the_end(tiny_recipe, command
 
 
 @pytest.mark.slow
+def test_a_sweep_over_seeds_says_in_the_terminal_whether_its_differences_are_sure(tiny_recipe, command, capsys):
+    recipe = tiny_recipe(training={"max_steps": 6}, evaluation={"every_steps": None})
+    assert command("sweep", recipe, "training.learning_rate=[5e-3,1e-9]", "--seeds", "3", "--jobs", "2") == 0
+    verdict = capsys.readouterr().out.split("Is the difference sure?")[1]
+    row = next(line for line in verdict.splitlines() if "validation loss" in line)
+    assert "learning_rate=0.005" in row and "learning_rate=1e-09" in row
+    assert (" yes " in row, " no " in row) == ((p := float(row.split("p = ")[1])) < 0.05, p >= 0.05)
+
+
+@pytest.mark.slow
 def test_a_saved_model_is_measured_with_each_combination(tiny_recipe, command, tmp_path, capsys):
     run, recipe = tmp_path / "run", tiny_recipe()
     assert command("train", recipe, "training.max_steps=2") == 0

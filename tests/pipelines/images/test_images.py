@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import random
+from itertools import product
 
 import numpy as np
 import PIL.Image
@@ -21,6 +22,7 @@ from anyformer.pipelines.images.image_store import decode
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
+from family_variants import a_share
 from hypothesis import given
 from hypothesis import strategies as st
 from image_data import NAMES, SIZE, encoded, image_recipe, picture, picture_folder, pictures
@@ -348,8 +350,7 @@ def sign(kind: str) -> PIL.Image.Image:
 KINDS = ["RGBA", "LA", "palette", "grey key", "colour key"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "turned"])
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint, kind", a_share(product([False, True], [*KINDS, "turned"]), 5))
 def test_transparent_images_are_on_white_in_training_in_prediction_and_in_the_saved_processor(
     tmp_path, monkeypatch, kind, checkpoint
 ):

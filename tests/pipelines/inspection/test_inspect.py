@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 from anyformer.pipelines.inspection.maps_page import write_page
-from anyformer.pipelines.inspection.views import places_of_word, view_of_image
+from anyformer.pipelines.inspection.views import Wanted, places_of_word, view_of_image
 from browser import dom_of, needs_browser
 from PIL import Image
 from tiny_tokenizers import of_bytes, of_words
@@ -26,7 +26,13 @@ def data_of(page) -> dict:
 def shares(shown: dict) -> np.ndarray:
     """The weights of a map on a page, (H, T, S)."""
     levels = np.frombuffer(gzip.decompress(base64.b64decode(shown["data"])), dtype=np.uint8)
-    return (levels.reshape(shown["heads"], len(shown["queries"]), -1) / 100.0) ** 2
+    return np.array(shown["largest"])[:, None, None] * (
+        (levels.reshape(shown["heads"], len(shown["queries"]), -1) / 100.0) ** 2
+    )
+
+
+def places_in(tokenizer, text: str, word: str) -> list[int]:
+    return places_of_word(tokenizer(text, return_tensors="pt", return_offsets_mapping=True), [text], word)
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def finished_run(tiny_recipe, command, tmp_path):
 
 
 MISTAKES = {
-    ("--word", "absent"): "--word 'absent' is not in the text 'a text'",
+    ("--word", "absent"): "--word 'absent' is in none of the texts",
     ("--layers", "9"): "--layers 9: the model has ",
     ("--layers", "x"): "--layers: x is no list of whole numbers",
 }
@@ -56,9 +62,9 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
     inputs = {"input_ids": AutoTokenizer.from_pretrained(finished_run)("the text", return_tensors="pt")["input_ids"]}
     for shown, layer in zip(first["maps"], anyformer.attention_maps(model, **inputs), strict=True):
         assert np.abs(shares(shown) - layer.weights[0].numpy()).max() < 1 / 100
-        assert len(shown["summary"]["word"]) == shown["heads"]
+        assert len(shown["summary"]["to text"]) == shown["heads"]
     assert "".join(first["maps"][0]["queries"]) == "the text"
-    assert "".join(first["maps"][0]["queries"][place] for place in first["places"]).strip() == "text"
+    assert "".join(first["maps"][0]["queries"][place] for place in first["words"]["text"]).strip() == "text"
     logits = model(**inputs).logits[0, -1].softmax(-1)
     assert first["lens"][-1][0][1] == pytest.approx(logits.max().item(), abs=1e-4)
     assert len(first["norms"]) == len(first["lens"]) == model.config.num_hidden_layers + 1
@@ -71,22 +77,25 @@ def test_the_name_of_a_file_is_not_taken_for_a_text(finished_run, command, tmp_p
     file, page = tmp_path / "reviews.txt", tmp_path / "page.html"
     file.write_text("a text")
     for words, way_out in (
-        (("inspect", finished_run, "a text", file, "--out", page), "TEXT={} is a file; give the text that is meant"),
+        (
+            ("inspect", finished_run, "a text", file, "--out", page),
+            "TEXT={} is a file; --texts {} reads its lines",
+        ),
         (("generate", finished_run, file), "PROMPT={} is a file; anyformer predict"),
     ):
         assert command(*words) == 2 and not page.exists()
-        assert way_out.format(file) in capsys.readouterr().err
+        assert way_out.format(file, file) in capsys.readouterr().err
     assert command("inspect", finished_run, "x" * 300, "--out", page) == 0  # too long for the name of a file
 
 
 def test_a_word_is_found_after_letters_whose_lower_case_is_longer():
     tokenizer, text = of_bytes(), "İİİ a Word, no other"
-    places, ids = places_of_word(tokenizer, text, "word"), tokenizer(text)["input_ids"]
+    places, ids = places_in(tokenizer, text, "word"), tokenizer(text)["input_ids"]
     assert "".join(tokenizer.decode([ids[place]]) for place in places).strip() == "Word"
 
 
 def test_a_token_with_the_word_twice_in_it_is_one_place():
-    assert places_of_word(of_words(["a", "banana"]), "a banana", "a") == [0, 1]
+    assert places_in(of_words(["a", "banana"]), "a banana", "a") == [0, 1]
 
 
 @pytest.fixture
@@ -95,9 +104,10 @@ def images_page(tmp_path):
 
     config = anyformer.AnyformerViTConfig(**SIZES, image_size=[12, 16], patch_size=4, num_labels=5)
     model = anyformer.AnyformerViTForImageClassification(config).eval()
-    Image.fromarray(np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3)).save(tmp_path / "image.png")
+    image = Image.fromarray(np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3))
     processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
-    shown = view_of_image(model, processor, tmp_path / "image.png", None)
+    shown = view_of_image(model, processor, image, Wanted())
+    shown |= {"title": "image.png", "answer": None, "heads": []}
     write_page(tmp_path / "page.html", {"model": "a model", "about": "", "views": [shown]})
     return tmp_path / "page.html"
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 import transformers
-from anyformer.pipelines.inspection.inspect_model import open_model
+from anyformer.pipelines.prediction.looked_at import LookedAt
 from tiny_tokenizers import of_words
 
 LETTERS = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
@@ -76,7 +76,7 @@ def test_an_adapter_opens_with_the_head_and_the_weights_it_was_trained_with(task
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(base)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type=task, r=2, init_lora_weights=False))
     folder = saved("adapter", adapted)
-    opened, ids = open_model(str(folder)), torch.arange(3, 8)[None]
+    opened, ids = LookedAt(str(folder), ["ab"], None).answered()[0], torch.arange(3, 8)[None]
     inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if task == "SEQ_2_SEQ_LM" else {})
     with torch.no_grad():
         assert torch.allclose(opened(**inputs).logits, adapted.eval()(**inputs).logits, atol=1e-6)

@@ -44,7 +44,7 @@ QUICK = ("t5", "bart", "mixtral", "switch")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in SEQ2SEQ | SWITCHES | MIXTURES]
-    + a_share(DECODERS, 3),
+    + a_share(DECODERS, 8),
 )
 def test_twins_write_the_same_text(name, beams):
     reads = name in SEQ2SEQ | SWITCHES

@@ -8,6 +8,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.likelihoods.minimal_pairs import is_right, open_pairs, share_right, shares_of_groups
 from anyformer.pipelines.likelihoods.whole_texts import check_texts, text_scores
 from anyformer.pipelines.recipes.schema import MinimalPairsSettings
+from family_variants import a_share
 from run_folders import facts_of
 from task_data import write_lines
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
@@ -70,19 +71,14 @@ def one_at_a_time(model, tokenizer, text: str, score: str, add_bos: bool) -> flo
     return total
 
 
-@pytest.mark.parametrize("tokens", [1 << 14, 30], ids=["one batch", "small batches"])
-@pytest.mark.parametrize(
-    "kind, score",
-    [
-        ("decoder", "log_probability"),
-        ("gpt2", "log_probability"),
-        ("decoder", "pseudo_log_likelihood"),
-        ("encoder", "pseudo_log_likelihood"),
-        ("bert", "pseudo_log_likelihood"),
-        ("bert", "pseudo_log_likelihood_l2r"),
-    ],
-)
-@pytest.mark.parametrize("add_bos", [True, False])
+SCORED = [(kind, "log_probability") for kind in ("decoder", "gpt2")]
+SCORED += [(kind, "pseudo_log_likelihood") for kind in ("decoder", "encoder", "bert")]
+SCORED += [("bert", "pseudo_log_likelihood_l2r")]
+# (kind, score, the most tokens of a batch, add_bos)
+CASES = [(*scored, tokens, bos) for scored in SCORED for tokens in (1 << 14, 30) for bos in (True, False)]
+
+
+@pytest.mark.parametrize("kind, score, tokens, add_bos", a_share(CASES, 5))
 def test_scores_in_batches_are_those_of_one_text_at_a_time(kind, score, tokens, add_bos, monkeypatch):
     from anyformer.pipelines.likelihoods import whole_texts
 

@@ -1,10 +1,13 @@
 """Laws of intervals and of two models compared: the bootstrap by its definition, McNemar by the binomial test."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import scipy.stats
 from anyformer.pipelines.metrics import COMPARED, METRICS, compute_metrics, load_metric, significance
 from anyformer.pipelines.metrics.significance import Comparison, differences, intervals
+from family_variants import a_share
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,8 +41,7 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize("classes", [2, 4])
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name, classes", a_share(product(KNOWN, [2, 4]), 3))
 def test_a_resample_has_the_score_of_the_examples_drawn(name, classes):
     if classes > 2 and (METRICS[name].two_classes or METRICS[name].compares not in ("classes", "probabilities")):
         return

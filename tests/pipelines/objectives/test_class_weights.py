@@ -8,6 +8,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.losses import SeveralLabels, WeightedClasses
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from family_variants import a_share
 from image_data import image_recipe
 from processes import logged_losses
 from task_data import SUBJECTS, on_rows, reviews, task_recipe, write_lines
@@ -145,7 +146,7 @@ def test_a_class_that_every_text_has_cannot_be_balanced(tmp_path, prepare):
         data.learns().loss()
 
 
-@pytest.mark.parametrize("family", ["encoder", "moe"])
+@pytest.mark.parametrize("family", a_share(["moe", "encoder"], 2))
 def test_a_model_with_experts_keeps_its_routers_losses(tmp_path, command, family):
     """They are part of the model's own loss, which weights of 1 have to give."""
     experts = {"family": family, "num_experts": 4, "num_experts_per_tok": 2, "router_aux_loss_coef": 1.0}

@@ -12,6 +12,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives import preference
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from run_folders import lines_of
 from task_data import on_rows, random_decoder, task_recipe, write_lines
 
 SAME = 1e-4  # fp32: log-probabilities near -100, in batches of other lengths
@@ -77,8 +78,9 @@ def test_a_run_prefers_what_is_chosen_and_is_measured_against_its_reference_agai
     lora = ["training.lora={r: 4, target_modules: all-linear}", f"training.output_dir={tmp_path / 'lora'}"]
     if importlib.util.find_spec("peft"):
         assert command("train", recipe, *lora, "training.max_steps=2", "evaluation.every_steps=2") == 0
-        first = (tmp_path / "lora" / "metrics.jsonl").read_text().splitlines()[0]
-        assert json.loads(first)["loss"] == pytest.approx(math.log(2), abs=SAME)  # the base is the reference
+        start, first, *_ = lines_of(tmp_path / "lora")  # the validation before the first step, and this
+        assert start["validation_loss"] == pytest.approx(math.log(2), abs=SAME)  # the base is the reference
+        assert first["loss"] == pytest.approx(math.log(2), abs=SAME)
 
 
 def test_a_reference_is_computed_once_and_anew_where_its_weights_change(tmp_path, monkeypatch):
@@ -134,7 +136,7 @@ def test_a_checkpoint_with_experts_keeps_its_routers_losses(tmp_path, command):
     logs = []
     for name, overrides in {"whole": [], "parts": parts}.items():
         assert command("train", recipe, f"training.output_dir={tmp_path / name}", *overrides) == 0
-        logs.append([json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()[:2]])
+        logs.append(lines_of(tmp_path / name)[1:3])  # after the validation before the first step
     whole, in_parts = logs
     assert whole[0]["router_aux_loss"] >= 1  # 1: all experts are used alike
     assert whole[0]["loss"] == pytest.approx(math.log(2) + 0.5 * whole[0]["router_aux_loss"], abs=SAME)

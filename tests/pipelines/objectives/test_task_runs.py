@@ -109,9 +109,8 @@ def test_a_translator_learns_searches_with_beams_and_shows_samples(tmp_path, com
     torch.testing.assert_close(saved_weights(run), mean, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=() if k == "sequence_classification" else pytest.mark.slow) for k in KINDS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_run_ends_bit_identical_past_the_end_of_an_epoch(tmp_path, whole_and_killed, kind):
     steps = {"max_steps": 20, "gradient_accumulation_steps": 2, "learning_rate": 0.02}  # epochs of 8 steps
     sections = {"training": steps, "evaluation": {"best_metric": "loss"}, "model": {"hidden_dropout": 0.1}}

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +15,7 @@ from anyformer.pipelines.objectives.labelled_texts import ReadsLabelledTexts
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
+from family_variants import a_share
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, on_rows, reviews, task_recipe, write_lines
@@ -26,7 +28,7 @@ COLUMNS = {"text_field": "text", "label_field": "label"}
 
 
 @pytest.mark.parametrize(
-    "there, most, held", [(4999, None, 239), (5000, None, 500), (9000, 6000, 500), (20_000, None, 1018)]
+    "there, most, held", a_share([(9000, 6000, 500), (4999, None, 239), (5000, None, 500), (20_000, None, 1018)], 3)
 )
 def test_by_default_at_least_500_of_5000_examples_are_held_back(tmp_path, there, most, held):
     path = tmp_path / "many.jsonl"
@@ -119,8 +121,7 @@ CELLS = {  # task -> (settings, function from a text and a class, or their types
 }
 
 
-@pytest.mark.parametrize("by", ["files", "dataset"])
-@pytest.mark.parametrize("kind", CELLS)
+@pytest.mark.parametrize("kind, by", a_share(product(CELLS, ["files", "dataset"]), 3))
 def test_each_file_that_names_its_classes_is_read_by_its_own_names(kind, by, tmp_path, prepare):
     import datasets
 

@@ -1,12 +1,14 @@
 """Laws of tagged words: each tag stands at its word's token, nothing is lost uncounted, entities are seqeval's."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
 from anyformer.pipelines.objectives.tagged_words import TaggedWords, word_of_each_token
+from family_variants import a_share
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, on_rows, tagged, task_recipe, write_lines
@@ -155,8 +157,7 @@ SPELLED = {  # scheme -> marks of an entity of one word, and of the first, middl
 FORMS = ["{mark}-{kind}", "{mark}_{kind}", "{kind}-{mark}", "{kind}_{mark}"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("scheme", SPELLED)
+@pytest.mark.parametrize("scheme, form", a_share(product(SPELLED, FORMS), 5))
 def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_alike(scheme, form, prepare, tmp_path):
     sentences = [[("creative-work", 3), ("", 1), ("PER", 1)], [("PER", 2), ("", 2), ("LOC", 1)], [("", 1), ("LOC", 4)]]
 
@@ -279,7 +280,7 @@ def bioes(kind: str, words: list[str]) -> list[str]:
 @pytest.mark.parametrize(
     "tokenizer, labelled, strategy",
     [
-        (WORD_PIECES, "first", "first"),
+        pytest.param(WORD_PIECES, "first", "first", marks=pytest.mark.slow),
         pytest.param(CHARACTERS, "first", "first", marks=pytest.mark.slow),
         (BYTES, "all", "simple"),
     ],

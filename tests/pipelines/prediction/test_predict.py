@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from itertools import product
 
 import numpy as np
 import pyarrow.csv
@@ -19,6 +20,9 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import load_plugins
 from anyformer.pipelines.prediction.answer_files import AnswerFile
 from anyformer.pipelines.prediction.predict import Prediction, prepare_prediction, run_prediction
+from family_variants import a_share
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 from processes import Process, run_ranks
 from safetensors.torch import load_file, save_file
@@ -42,6 +46,7 @@ VIT |= {"image_size": 8, "patch_size": 4, "initializer_range": 0.5}
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 PADDED = 1e-5  # fp32 sums in another order, where a text stands in a batch beside longer ones
 TEXTS = ["the film was good", "a very long scene about two and a story in rome was bad", "anna", "who lives in paris"]
+ONCE: dict = {}  # a model that examples of hypothesis share
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}{% if add_generation_prompt %}a {% endif %}"
 
 
@@ -132,7 +137,9 @@ def test_a_word_beyond_what_the_model_reads_has_no_tag(tmp_path, capsys):
     assert "1 text cut to what the model reads at once" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("architecture", ["BertModel", "T5ForConditionalGeneration", "BertForMultipleChoice"])
+@pytest.mark.parametrize(
+    "architecture", a_share(["BertForMultipleChoice", "BertModel", "T5ForConditionalGeneration"], 3)
+)
 def test_a_text_that_just_fits_is_not_counted_as_cut(architecture, tmp_path, capsys):
     folder = saved(tmp_path / "model", architecture)
     rows = [{"text": " ".join(["film"] * words)} for words in (30, 31)]  # + 2, of 32
@@ -250,7 +257,7 @@ def test_classes_of_images_in_a_folder_are_those_of_the_pipeline_under_their_fil
 def test_images_of_a_table_are_found_beside_it(tmp_path, pictures):
     folder = saved(tmp_path / "model", "ViTForImageClassification", **named(["cat", "dog"]))
     (pictures / "list.csv").write_text("path,id\na/0.png,7\nb/1.png,8\n")
-    answers = anyformer.predict(folder, pictures / "list.csv", columns={"image": "path"})
+    answers = anyformer.predict(folder, pictures / "list.csv", read={"image": "path"})
     assert [each["id"] for each in answers] == ["7", "8"]
     of_files = anyformer.predict(folder, [pictures / "a" / "0.png", pictures / "b" / "1.png"])
     assert [each["scores"] for each in answers] == [each["scores"] for each in of_files]
@@ -284,7 +291,7 @@ def test_the_recipe_beside_a_model_says_what_is_read_and_answered(tmp_path):
     )
     (answer,) = anyformer.predict(folder, [{"body": TEXTS[0]}])
     assert answer["prediction"] == [name for name, score in answer["scores"].items() if score >= 0.9]
-    assert anyformer.predict(folder, [{"title": TEXTS[0]}], columns={"body": "title"})[0]["scores"] == answer["scores"]
+    assert anyformer.predict(folder, [{"title": TEXTS[0]}], read={"body": "title"})[0]["scores"] == answer["scores"]
 
 
 # ------------------------------------------------------------------------------------------------------ files
@@ -338,6 +345,7 @@ def many_rows(folder) -> list[dict]:
     return rows_of([f"{TEXTS[number % 4]} {WORDS[number % 20]}" for number in range(200)])
 
 
+EMPTY_ROW = "empty in what the model reads"
 EMPTY = {
     "BertForSequenceClassification": [{"text": ""}, {"text": None}, {"text": " \n"}, {"text": np.float32("nan")}],
     "BertForTokenClassification": [{"text": ""}, {"text": []}, {"text": None}],
@@ -371,8 +379,10 @@ def test_an_empty_row_gets_an_empty_answer_and_is_counted(architecture, tmp_path
     answers = anyformer.predict(folder, mixed, **how)
     assert [answers[0], *answers[1 + len(empty) :]] == alone and len(answers) == len(mixed)
     assert [answer["prediction"] for answer in answers[1 : 1 + len(empty)]] == [None] * len(empty)
-    are = "row is" if len(empty) == 1 else "rows are"
-    assert f"{len(empty)} {are} empty in what the model reads" in capsys.readouterr().err
+    assert {answer["reason"] for answer in answers[1 : 1 + len(empty)]} == {"empty in what the model reads"}
+    have = "row has" if len(empty) == 1 else "rows have"
+    assert f"{len(empty)} {have} no prediction" in (said := capsys.readouterr().err)
+    assert f": {len(empty)} empty in what the model reads" in said
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
@@ -389,7 +399,8 @@ def test_empty_cells_of_tables_and_empty_texts_are_rows_of_the_answers(suffix, c
         reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
         found = reader(out).to_pylist()
     assert [bool(row["prediction"]) for row in found] == [True, False, True, False, True, False]
-    assert "3 rows are empty" in capsys.readouterr().err
+    assert [row.get("reason") for row in found][:2] in ([None, EMPTY_ROW], ["", EMPTY_ROW])
+    assert f"3 rows have no prediction, and the reason in the column 'reason': 3 {EMPTY_ROW}" in capsys.readouterr().err
 
 
 def test_a_table_is_read_in_the_encoding_of_the_training_unless_it_tells_another(classes, tmp_path, capsys):
@@ -462,7 +473,7 @@ def touched(classes, model, file):
     }
 
 
-@pytest.mark.parametrize("change", touched(None, None, None))
+@pytest.mark.parametrize("change", a_share(touched(None, None, None), 3))
 def test_parts_are_taken_only_for_the_same_weights_of_the_base_data_settings_and_code(
     change, classes, tmp_path, monkeypatch, capsys
 ):
@@ -482,7 +493,7 @@ def test_parts_are_taken_only_for_the_same_weights_of_the_base_data_settings_and
     assert out.read_bytes() == again.read_bytes() and not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("damage", ["half", "a row fewer", "another key", "bits", "empty"])
+@pytest.mark.parametrize("damage", a_share(["half", "a row fewer", "another key", "bits", "empty"], 3))
 def test_a_damaged_part_is_made_again(damage, classes, tmp_path, monkeypatch, capsys):
     rows, out, whole = rows_of(TEXTS * 10), tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
     anyformer.predict(classes, rows, out=whole, batch_size=1)
@@ -512,8 +523,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("to_file", [True, False])
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change, to_file", a_share(product(CHANGES, [True, False]), 3))
 def test_what_changes_while_it_is_read_is_refused_and_nothing_of_it_is_kept(change, to_file, classes, tmp_path):
     file, out, calls = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS * 10)), tmp_path / "out.jsonl", []
     prediction, usual = prepare_prediction(classes, str(file), batch_size=1), Prediction.answered
@@ -585,10 +595,13 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
     [
         ([], {}, "there is no row to answer"),
         ([{"body": "a"}], {}, "row 0 has no column 'text', which the model reads; it has body"),
-        ([{"text": "a"}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
-        ([{"text": "a"}], {"columns": {"txt": "text"}}, "--columns txt=text: the model reads no column 'txt'"),
-        ([{"text": "a"}, {"text": 3}], {}, "row 1 holds int, not text"),
-        ([{"text": "a"}, {"text": "half \ud83d"}], {}, "FILE: row 1 is not UTF-8; write it in UTF-8"),
+        ([{"text": ""}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
+        ([{"text": 3}, {"body": "a"}, {"text": ""}], {}, "row 0 holds int, not text"),
+        ([{"text": "half \ud83d"}], {}, "FILE: row 0 is not UTF-8; write it in UTF-8"),
+        ([{"body": 3}] * 100 + [{"text": "a"}], {}, "row 0 has no column 'text'"),
+        ([{"text": "a"}], {"read": {"txt": "text"}}, "--read txt=text: the model reads no column 'txt'"),
+        ([{"text": "a", "n": 1}, {"id": 1}], {"columns": ["m", "id"]}, "--columns m: no row has such a column"),
+        ([{"text": "a"}], {"threshold": 70}, "--threshold 70 is no probability above 0 and at most 1, such as 0.7"),
         ([{"text": "a"}, 7], {}, "row 1 is int; a row is a mapping of columns"),
         ([{"text": "a", "score": 1}], {}, "row 0 has a column 'score', where an answer belongs"),
         ("gone.csv", {}, "FILE='gone.csv': no such file"),
@@ -604,17 +617,130 @@ def test_a_file_that_is_read_is_not_overwritten(classes, tmp_path):
     file = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS))
     before = file.read_bytes()
     (tmp_path / "model").rename(tmp_path.parent / f"{tmp_path.name}-model")
-    for given in (file, tmp_path):
+    for asked in (file, tmp_path):
         with pytest.raises(UserError, match=r"rows\.jsonl is one of the files that are read"):
-            anyformer.predict(tmp_path.parent / f"{tmp_path.name}-model", given, out=file)
+            anyformer.predict(tmp_path.parent / f"{tmp_path.name}-model", asked, out=file)
     assert file.read_bytes() == before
 
 
-def test_a_line_that_is_no_row_is_named(classes, tmp_path):
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"text": "a"}\n{"text": "b"\n')
-    with pytest.raises(UserError, match=r"rows\.jsonl, line 2"):
-        anyformer.predict(classes, str(file))
+@pytest.mark.parametrize("option", [{"threshold": 0.7}, {"top": 2}])
+@pytest.mark.parametrize(
+    "head", ["BertModel", "BertForTokenClassification", "T5ForConditionalGeneration", "regression"]
+)
+def test_scores_that_a_model_does_not_give_are_refused_before_it_is_loaded(option, head, tmp_path):
+    kind = {"num_labels": 1, "problem_type": "regression"} if head == "regression" else {}
+    folder = saved(tmp_path / "model", head if not kind else "BertForSequenceClassification", **kind)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=rf"^--{next(iter(option))} needs a score for each"):
+        anyformer.predict(folder, rows_of(TEXTS), **option)
+
+
+# ------------------------------------------------------------------------------------------- rows without an answer
+
+
+BAD_LINES = ['{"text": 3}', '{"text": "b"', "[7]", '{"body": "a"}', '{"text": "half \\ud83d"}', '{"text": " "}']
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
+def test_every_row_has_an_answer_or_a_reason_in_its_place(suffix, classes, tmp_path, command, capsys):
+    file, out = tmp_path / "rows.jsonl", tmp_path / f"out.{suffix}"
+    good = [json.dumps(row) for row in rows_of(TEXTS)]
+    file.write_text("\n".join([good[0], *BAD_LINES, *good[1:]]))
+    assert command("predict", classes, file, "--out", out, "--batch-size", 1) == 0
+    if suffix == "jsonl":
+        found = [json.loads(line) for line in out.read_text().splitlines()]
+    else:
+        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
+        found = reader(out).to_pylist()
+    alone = anyformer.predict(classes, rows_of(TEXTS), batch_size=1)
+    answered = [found[0], *found[1 + len(BAD_LINES) :]]
+    assert [row["prediction"] for row in answered] == [row["prediction"] for row in alone]
+    assert not any(row.get("reason") or (row["file"] != str(file)) for row in answered)
+    bad = found[1 : 1 + len(BAD_LINES)]
+    assert not any(row["prediction"] for row in bad)
+    for row, reason in zip(bad, ["int, not text", "not valid JSON", "not a JSON object", "no column 'text'", "UTF-8"]):
+        assert reason in row["reason"] and "rows.jsonl, line" in row["reason"]
+    assert bad[-1]["reason"] == EMPTY_ROW
+    assert "6 rows have no prediction, and the reason in the column 'reason': 1 " in capsys.readouterr().err
+
+
+@given(st.lists(st.sampled_from(["good", "bad", " ", None, 7, [], "half \ud83d"]), min_size=1, max_size=12))
+def test_rows_are_answered_as_if_the_bad_ones_were_not_there(tmp_path_factory, cells):
+    folder = ONCE.setdefault("folder", tmp_path_factory.mktemp("once") / "model")
+    if not folder.exists():
+        saved(folder, "BertForSequenceClassification", **named(["bad", "fair", "good"]))
+    good = [cell for cell in cells if cell in ("good", "bad")]
+    asked = [{"text": cell, "id": number} for number, cell in enumerate([*cells, "good"])]
+    answers = anyformer.predict(folder, asked, batch_size=1)
+    assert [answer.get("id") for answer in answers if "id" in answer] == [
+        row["id"] for row in asked if row["text"] != "half \ud83d"
+    ]
+    right = [answer["prediction"] for answer in answers if "reason" not in answer]
+    assert right == [answer["prediction"] for answer in anyformer.predict(folder, rows_of([*good, "good"]))]
+    assert all(answer["prediction"] is None for answer in answers if "reason" in answer)
+
+
+def test_a_broken_image_and_a_prompt_without_room_have_reasons(tmp_path, pictures, capsys):
+    folder = saved(tmp_path / "images", "ViTForImageClassification", **named(["cat", "dog"]))
+    files = sorted(pictures.rglob("*.png"))
+    alone = anyformer.predict(folder, files[1:], batch_size=1)
+    files[0].write_bytes(b"no image")
+    first, *rest = anyformer.predict(folder, files, batch_size=1)
+    assert "no image that Pillow can read" in first["reason"] and first["file"] == str(files[0]) and rest == alone
+    for file in files:
+        file.write_bytes(b"no image")
+    with pytest.raises(UserError, match="no image that Pillow can read"):  # before the model is loaded
+        anyformer.predict(folder, files)
+    writer, texts = saved(tmp_path / "writer", "GPT2LMHeadModel"), ["anna", " ".join(["film"] * 40), "who"]
+    one, none, other = anyformer.predict(writer, rows_of(texts), max_new_tokens=4)
+    assert [one, other] == anyformer.predict(writer, rows_of(texts[::2]), max_new_tokens=4)
+    assert none["prediction"] is None and "PROMPT has 40 tokens, but the model has 32 positions" in none["reason"]
+
+
+def test_an_answer_below_the_threshold_is_unsure_and_counted(classes, tmp_path, command, capsys):
+    file, out = write_lines(tmp_path / "rows.jsonl", rows_of(TEXTS)), tmp_path / "out.jsonl"
+    usual = anyformer.predict(classes, file)
+    low, *_, high = sorted(answer["score"] for answer in usual)
+    middle = (low + high) / 2
+    assert command("predict", classes, file, "--out", out, "--threshold", middle) == 0
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    unsure = sum(answer["score"] < middle for answer in usual)
+    for answer, before in zip(answers, usual):
+        kept = {name: value for name, value in before.items() if name != "prediction"}
+        sure = before["score"] >= middle
+        assert answer == kept | (
+            {"prediction": before["prediction"]} if sure else {"prediction": None, "reason": "unsure"}
+        )
+    assert f"the column 'reason': {unsure} unsure" in capsys.readouterr().err and 0 < unsure < len(usual)
+
+
+@pytest.mark.parametrize("architecture", ["BertForSequenceClassification", "BertForMultipleChoice", "ViTForImage"])
+def test_the_best_classes_stand_in_place_of_all(architecture, tmp_path, pictures):
+    kind = named(["a", "b", "c"]) if "Choice" not in architecture else {}
+    given, folder = rows_of(TEXTS), tmp_path / "model"
+    if "Choice" in architecture:
+        given = [{"context": text, "question": "was", "choices": ["good", "bad", "anna"]} for text in TEXTS]
+    given = pictures if "ViT" in architecture else given
+    saved(folder, architecture + "Classification" * ("ViT" in architecture), **kind)
+    for usual, answer in zip(anyformer.predict(folder, given), anyformer.predict(folder, given, top=2)):
+        scores = usual["scores"] if kind else dict(enumerate(usual["scores"]))
+        best = sorted(scores.items(), key=lambda pair: -pair[1])[:2]
+        assert "scores" not in answer and answer["score"] == best[0][1]
+        assert answer["top"] == [{"answer": name, "score": score} for name, score in best]
+
+
+def test_the_columns_that_are_named_are_copied_and_no_others(classes, tmp_path, command, capsys):
+    file = write_lines(tmp_path / "rows.jsonl", [{"text": text, "id": 1, "score": 2, "n": 3} for text in TEXTS])
+    of_answer = ["prediction", "score", "scores"]
+    for columns, expected in ((["id", "file"], ["id", "file"]), (["n", "--columns", "id"], ["n", "id"]), ([], [])):
+        assert command("predict", classes, file, "--columns", *columns) == 0
+        assert [list(json.loads(line)) for line in capsys.readouterr().out.splitlines()] == [
+            [*expected, *of_answer]
+        ] * len(TEXTS)
+    assert command("predict", classes, file) == 2  # whose score would be that of the answer
+    assert "has a column 'score', where an answer belongs; rename it, or name the columns" in capsys.readouterr().err
+    assert command("predict", classes, file, "--columns", "text=id") == 2
+    assert "--columns text=id: no row has such a column" in capsys.readouterr().err
 
 
 # ----------------------------------------------------------------------------------------------------- own runs

@@ -39,7 +39,7 @@ def counted(name: str, active: bool = False) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", a_share(shipped("models"), 4))
+@pytest.mark.parametrize("name", a_share(shipped("models"), 8))
 def test_a_preset_holds_the_number_of_parameters_of_the_model_that_is_built(name):
     family, fields = load_preset(name)
     row, facts = family_row(family), shipped_yaml("models", name)

@@ -5,11 +5,13 @@ import json
 import re
 import signal
 
+import numpy as np
 import pytest
 import scipy
+from anyformer.pipelines.metrics.class_report import calibration, confusion, per_class
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.reporting.charts import MOST, thinned
-from anyformer.pipelines.reporting.comparison import compare_runs, difference_over_seeds
+from anyformer.pipelines.reporting.comparison import compare_runs, difference_over_seeds, metrics_table
 from anyformer.pipelines.reporting.figures import draw_loss
 from anyformer.pipelines.reporting.report import write_report
 from anyformer.pipelines.reporting.run_log import read_run
@@ -245,6 +247,39 @@ def test_figures_are_drawn_as_png_and_svg_and_stand_in_the_card(recorded, comman
     assert draw_loss(run) and (run / "loss.png").read_bytes()[:4] == b"\x89PNG"
     monkeypatch.setattr(ModelFolder, "parameter_count", lambda self: 12)
     assert "(loss.png)" in render_model_card(ModelFolder(run, {}))
+
+
+def with_classes(folder, draw, classes=("bad", "so_so", "good")):
+    """The scores of single classes, as a finished run leaves them, of random answers."""
+    true, given = draw.integers(0, len(classes), (2, 400))
+    report = {"unit": "examples", "classes": per_class(classes, given, true), **confusion(classes, given, true)}
+    report |= {"calibration": calibration(draw.random(400), given == true), "mistakes": []}
+    (folder / "classes.json").write_text(json.dumps({"test": report}))
+    return report
+
+
+def test_scores_of_classes_and_confusions_are_figures(recorded, command, tmp_path):
+    run, figures = recorded(), tmp_path / "figures"
+    with_classes(run, np.random.default_rng(0))
+    assert command("report", run, "--figures", figures) == 0
+    for name in ("classes-test", "confusion-test", "loss"):
+        assert (figures / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+        assert "<svg" in (figures / f"{name}.svg").read_text()
+    text = (figures / "confusion-test.svg").read_text()
+    assert all(word in text for word in ("bad", "so_so", "good", "was taken for"))
+
+
+def test_runs_are_compared_class_by_class(recorded, command, tmp_path):
+    runs = [recorded(name) for name in ("a", "b")]
+    scores = [with_classes(run, np.random.default_rng(number)) for number, run in enumerate(runs)]
+    assert command("report", *runs, "--out", tmp_path / "c.html") == 0
+    rows = {row["key"]: row["cells"] for row in metrics_table([read_run(run) for run in runs])}
+    page = (tmp_path / "c.html").read_text()
+    for of_class in zip(*(report["classes"] for report in scores)):
+        cells, values = rows[f"test_F1 of {of_class[0]['name']}"], [one["f1"] for one in of_class]
+        assert [cell["words"] for cell in cells] == [f"{value:.4f}" for value in values]
+        assert [cell["is_best"] for cell in cells] == [value == max(values) for value in values]
+        assert all(cell["words"] in page for cell in cells)
 
 
 def test_thinning_keeps_every_spike():

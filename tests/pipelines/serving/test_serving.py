@@ -111,6 +111,60 @@ def test_without_a_chat_template_each_line_is_continued_by_itself_and_a_conversa
     assert not told.endswith("forgotten\n")  # the chat went on
 
 
+TOOLS = [{"type": "function", "function": {"name": "rain", "parameters": {"type": "object", "properties": {}}}}]
+WITH_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}" + TEMPLATE
+
+
+def test_a_system_message_and_tools_stand_before_each_question(saved, tmp_path, command, capsys, monkeypatch):
+    model, file = saved(WITH_TOOLS), tmp_path / "tools.json"
+    file.write_text(json.dumps(TOOLS))
+    loaded, tokenizer = load_writer(model)
+    begin = [{"role": "system", "content": "Be brief."}]
+
+    def answer(begin, tools):
+        asked = [*begin, {"role": "user", "content": "hello"}]
+        inputs = tokenizer.apply_chat_template(
+            asked, tools=tools, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+        )
+        ids = loaded.generate(**inputs, do_sample=False, max_new_tokens=8, pad_token_id=0)
+        return tokenizer.decode(ids[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+
+    how = ["--greedy", "--max-new-tokens", "8"]
+    answers = []
+    for words, right in (
+        ([], answer([], None)),
+        (["--system", "Be brief."], answer(begin, None)),
+        (["--tools", file], answer([], TOOLS)),
+        (["--system", "Be brief.", "--tools", file], answer(begin, TOOLS)),
+    ):
+        assert command("generate", model, "hello", "--chat", *words, *how) == 0
+        assert capsys.readouterr().out == right + "\n"
+        lines = iter(["hello", "/reset", "hello"])
+        monkeypatch.setattr("anyformer.pipelines.cli.chat_command.typed", lambda lines=lines: lines)
+        assert command("chat", model, *words, *how) == 0
+        assert capsys.readouterr().out.split("\n", 1)[1] == f"{right}\nforgotten\n{right}\n"
+        answers.append(right)
+    assert len({*answers}) > 2  # they are read
+
+
+def test_mistakes_about_tools_are_one_sentence_before_the_first_question(saved, tmp_path, command, capsys):
+    model, file = saved(TEMPLATE), tmp_path / "tools.json"
+    for text in ("[", "{}", "[]", '[{"name": "rain"}]', '[{"function": {"name": 3}}]', "[7]"):
+        file.write_text(text)
+        assert command("chat", tmp_path / "gone", "--tools", file) == 2  # before the model is looked for
+        assert f"--tools {file} is no" in (said := capsys.readouterr().err) and said.count("\n") == 1
+    assert command("generate", model, "hello", "--chat", "--tools", tmp_path / "none.json") == 2
+    assert "none.json is no JSON that can be read" in capsys.readouterr().err
+    file.write_text(json.dumps(TOOLS))
+    assert command("chat", model, "--tools", file) == 2
+    assert "does not write tools" in capsys.readouterr().err
+    assert command("generate", model, "hello", "--tools", file) == 2
+    assert "add --chat" in capsys.readouterr().err
+    (Path(model) / "chat_template.jinja").unlink()
+    assert command("chat", model, "--system", "Be brief.") == 2
+    assert "need a chat template, and MODEL=" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_the_command_answers_the_lines_of_a_pipe(saved, tmp_path):
     words = [sys.executable, "-c", "import sys, anyformer_main; sys.exit(anyformer_main.main())"]

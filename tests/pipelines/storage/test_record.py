@@ -20,6 +20,7 @@ from anyformer.pipelines.reporting.comparison import compare_runs
 from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.storage.model_folder import write_manifest
 from anyformer.pipelines.storage.record import Record
+from family_variants import a_share
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 
@@ -289,7 +290,7 @@ def test_a_step_of_a_story_is_made_again_if_the_step_before_it_was(place, comman
     assert (place / "story" / "corrupt-two" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("role", ["teacher", "base"])
+@pytest.mark.parametrize("role", a_share(["base", "teacher"], 2))
 def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(role, place, command, monkeypatch, capsys):
     run, cache = place / "run", place / "cache"
     whole = transformers.AutoModelForCausalLM.from_pretrained.__func__

@@ -1,6 +1,7 @@
 """Positions counted from the padding token (RoBERTa): models are saved as they were, rows no longer than they read."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import transformers
 import yaml
 from anyformer.pipelines.adapters import load_model
 from anyformer.pipelines.positions import most_positions
+from family_variants import a_share
 from task_data import task_recipe
 from tiny_tokenizers import of_words
 
@@ -98,8 +100,7 @@ def recipe_on(folder, tmp_path, kind, length, **training):
 
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}], ids=["whole", "adapter"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "bert"])
+@pytest.mark.parametrize("name, kind", a_share(product(["roberta", "xlm-roberta", "bert"], KINDS), 3))
 def test_a_step_at_rate_0_saves_the_same_model(name, kind, lora, tmp_path, command, capsys, monkeypatch):
     if lora is not None:
         pytest.importorskip("peft")

@@ -5,6 +5,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.guards.early_stopping import EarlyStopping
+from family_variants import a_share
 from processes import end_in_micro_batch, logged_losses
 from run_folders import facts_of, lines_of
 from task_data import task_recipe
@@ -76,7 +77,7 @@ def test_a_metric_that_every_validation_measures_may_choose_the_best_one(tiny_re
 WRITTEN = [("translation", "chrf", {"max_new_tokens": 6}), ("question_answering", "answer_f1", {})]
 
 
-@pytest.mark.parametrize("kind, metric, task", WRITTEN, ids=[kind for kind, *_ in WRITTEN])
+@pytest.mark.parametrize("kind, metric, task", a_share(WRITTEN, 2), ids=[kind for kind, *_ in WRITTEN])
 def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, kind, metric, task):
     """Validations write the answers then: as the finished model does, and the training does not notice it."""
     evaluation = {"metrics": [metric], "best_metric": metric}
@@ -116,7 +117,7 @@ def test_what_may_change_between_a_run_and_its_resumption_holds_in_what_follows(
     recipe = task_recipe(tmp_path, "sequence_classification", training=steady, evaluation=evaluation)
     assert command("train", recipe, "training.logging_steps=2") == 0
     changed = ["training.save_steps=4", "training.logging_steps=1", "evaluation.every_steps=2"]
-    changed += ["training.eval_on_start=true"]  # the run has been measured at its start
+    changed += ["evaluation.at_start=true"]  # the run has been measured at its start
     changed += ["evaluation.best_metric=accuracy", "evaluation.patience=50", "training.max_steps=14"]
     assert command("train", recipe, *changed) == 0
     facts = facts_of(tmp_path / "run")

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+from itertools import product
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from anyformer.pipelines.data.sample_ids import NO_ROW, NumberedRows
 from anyformer.pipelines.training.engines.even_batches import share_out_in_full_rounds
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
+from family_variants import a_share
 from torch.utils.data import DataLoader, Dataset
 from training_steps import small_arguments
 from transformers import (
@@ -138,15 +140,7 @@ def losses(trainer):
     return torch.tensor([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
 
 
-# Each model with and without smoothing; by default every second one with it.
-SMOOTHED = [
-    pytest.param(name, smoothing, marks=() if (number % 2 == 0) == bool(smoothing) else pytest.mark.slow)
-    for number, name in enumerate(MODELS)
-    for smoothing in (0.0, 0.1)
-]
-
-
-@pytest.mark.parametrize("name, smoothing", SMOOTHED)
+@pytest.mark.parametrize("name, smoothing", a_share(product(MODELS, (0.0, 0.1)), 3))
 def test_accumulation_follows_the_trajectory_of_the_big_batch(make_trainer, name, smoothing):
     whole = losses(make_trainer(name, label_smoothing_factor=smoothing))
     parts = losses(

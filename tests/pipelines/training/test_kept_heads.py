@@ -8,6 +8,7 @@ import transformers
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from family_variants import a_share
 from image_data import image_recipe
 from task_data import CHARACTERS, reviews, task_recipe
 from test_distributed import needs_deepspeed
@@ -36,7 +37,9 @@ def facts(file):
 
 @pytest.mark.parametrize(
     "kind",
-    ["sequence_classification", "multi_label_classification", "token_classification", "image_classification"],
+    a_share(
+        ["token_classification", "sequence_classification", "multi_label_classification", "image_classification"], 3
+    ),
 )
 def test_the_same_classes_keep_the_checkpoints_head_and_its_order(kind, tmp_path, command, capsys):
     if kind == "image_classification":
@@ -60,7 +63,9 @@ def test_the_same_classes_keep_the_checkpoints_head_and_its_order(kind, tmp_path
         assert after[f"test_{name}"] == pytest.approx(value, abs=1e-4), name
 
 
-@pytest.mark.parametrize("names", [["sad", "glad"], ["bad"], ["good", "bad", "fair"], ["LABEL_0", "LABEL_1"]])
+@pytest.mark.parametrize(
+    "names", a_share([["sad", "glad"], ["bad"], ["good", "bad", "fair"], ["LABEL_0", "LABEL_1"]], 3)
+)
 def test_other_classes_get_a_new_head_and_it_is_said(names, tmp_path, command, capsys):
     recipe = task_recipe(tmp_path, "sequence_classification", tokenizer=CHARACTERS)
     for name in ("", "-test"):

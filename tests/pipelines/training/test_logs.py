@@ -16,6 +16,7 @@ from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
 from anyformer.pipelines.training.log.summary import print_result
+from family_variants import a_share
 from run_folders import lines_of
 from transformers import get_scheduler
 
@@ -87,7 +88,9 @@ def test_validations_the_last_step_and_the_end_are_logged_by_one_name(tiny_recip
     assert "ETA" not in steps["1/12"] and "ETA" in steps["7/12"] and "epoch 0." in steps["1/12"]
 
 
-@pytest.mark.parametrize("stages", [[], [{"until": 2, "sequence_length": 24}, {"until": 8}]], ids=["", "stages"])
+@pytest.mark.parametrize(
+    "stages", a_share([[], [{"until": 2, "sequence_length": 24}, {"until": 8}]], 2), ids=["", "stages"]
+)
 def test_a_loss_of_fewer_steps_than_usual_says_of_how_many_it_is(stages, tiny_recipe, command, tmp_path, capsys):
     """The first one after a resume is of the steps since the checkpoint; a run that was not killed says nothing."""
     sections = {"training": {"max_steps": 8, "save_steps": 3, "save_total_limit": 3}}
@@ -138,7 +141,8 @@ def trackio_runs(folder) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.parametrize("tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"])
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
 def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path, monkeypatch):
     if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
         pytest.skip(f"extra `{tracker}` is not installed")

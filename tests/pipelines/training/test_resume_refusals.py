@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from family_variants import a_share
 from processes import Process, end_in_micro_batch
 from run_folders import facts_of
 from task_data import reviews, task_recipe
@@ -68,7 +69,7 @@ def halved(step, total, warmup):
 """
 
 
-@pytest.mark.parametrize("stages", [False, True], ids=["plain", "stages"])
+@pytest.mark.parametrize("stages", a_share([False, True], 2), ids=["plain", "stages"])
 def test_a_plug_in_that_changed_is_another_run(tiny_recipe, command, tmp_path, stages, monkeypatch):
     plugin, log, beside = tmp_path / "mine.py", tmp_path / "log.txt", tmp_path / "beside.py"
     monkeypatch.syspath_prepend(tmp_path)

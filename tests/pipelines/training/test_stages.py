@@ -102,7 +102,7 @@ def test_a_run_killed_at_each_side_of_a_border_ends_as_the_one_that_was_not(reci
     assert {group["weight_decay"] for group in states} == {0.0} and before[0]["weight_decay"] == 0.1
 
 
-def test_plan_counts_each_stage_by_itself(recipe, command, capsys):
+def test_plan_counts_each_stage_by_itself(recipe, command, capsys, without_activations):
     assert command("plan", recipe(FIRST, SECOND | {"until": 1.0}), "--json") == 0
     plan = json.loads(capsys.readouterr().out)
     counted = [(one["tokens"], one["tokens_per_step"], one["steps"]) for one in plan["by_stage"]]

@@ -14,6 +14,7 @@ from anyformer.pipelines.storage.metrics_file import read_metrics
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard
 from anyformer.pipelines.training.trainer import AnyformerTrainer
+from family_variants import a_share
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
 from test_trainer import PatternRows
@@ -59,7 +60,7 @@ def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
     return len(ours) == len(theirs) and all(a.equal(b) for a, b in zip(ours, theirs))
 
 
-@pytest.mark.parametrize("factor", [math.nan, 50.0])
+@pytest.mark.parametrize("factor", a_share([math.nan, 50.0], 2))
 def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of_the_logged_loss(
     factor, tiny_config, tmp_path, capsys
 ):
