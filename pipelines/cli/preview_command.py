@@ -38,7 +38,7 @@ def run(args) -> None:
         say_next(f"anyformer train {quoted(args.recipe)} --dry-run    # one step of it; then without --dry-run")
 
 
-def preview(recipe, rows: int, page: str | None, as_json: bool) -> None:
+def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -> None:
     """Show `rows` rows of the training data of a recipe, on the output, as JSON or in a page; nothing is trained."""
     from rich.console import Console
 
