@@ -96,6 +96,11 @@ def arguments_parse(words: list[str]) -> None:
         load_recipe(args.recipe, args.overrides)
 
 
+def is_of_the_verb(words: list[str]) -> None:
+    """The command line takes the words, which name a recipe that is not there yet."""
+    assert cli.parse(words[1:]).recipe == words[2]
+
+
 def asks_for_pairs(words: list[str]) -> None:
     """The command line takes the words, and what they name is a shipped set of minimal pairs or a file of rows."""
     assert is_pairs(cli.parse(words[1:]).recipe) or words[3].endswith(".jsonl")
@@ -172,12 +177,15 @@ class NotRun:
     check: Any
 
 
+HAVING = ("docs/data/", "tickets", "names", "questions", "chats", "preferences", "pairs", "captions", "pages", "photos")
 NOT_RUN = [
     NotRun("pip install uv && uv run ", "it makes an environment of its own; .ci/run does it", environment_is_declared),
     NotRun("uv run --extra docs ", "it serves; .ci/run and test_docs.py build the site", environment_is_declared),
     NotRun("uv run --extra notebooks ", "it serves; test_notebooks.py runs each", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
-    NotRun("anyformer predict MODEL ", "any model, any file; the pages' own are run", arguments_parse),
+    *(NotRun(f"anyformer new {what}", "test_readme_having.py runs each", arguments_parse) for what in HAVING),
+    NotRun("anyformer train recipe.yaml", "the recipe is what `new` writes; test_readme_having.py", is_of_the_verb),
+    NotRun("anyformer predict runs/tickets ", "test_readme_having.py trains it", arguments_parse),
     NotRun("anyformer evaluate MODEL ", "any model, the Hub; test_minimal_pairs.py has its own files", asks_for_pairs),
     NotRun("anyformer evaluate models/smollm2", "a model of a package; test_few_shot.py has its own", arguments_parse),
     NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),

@@ -17,8 +17,10 @@ from anyformer import load_recipe, prepare_data
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}
-LIMITS |= {"attention kind": 20, "optimizer": 15, "schedule": 10}
+LIMITS |= {"attention kind": 20, "attention class": 15, "optimizer": 15, "schedule": 10}
+OF_ATTENTION = ("dilated_attention", "fading_attention")
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
+CLOSE = {"atol": 1e-5, "rtol": 0}  # fp32, sums in another order
 
 
 def examples() -> dict[str, str]:
@@ -37,7 +39,8 @@ def files(tmp_path):
         found[kind] = tmp_path / f"my_{kind.replace(' ', '_')}.py"
         found[kind].write_text(source)
     yield found
-    unregister("dilated_attention")
+    for name in OF_ATTENTION:
+        unregister(name)
     for registry, rows in zip(registries, before):
         for name in set(registry) - set(rows):
             registry.remove(name)
@@ -209,7 +212,8 @@ def test_a_method_that_overrides_nothing_is_named(files, command, capsys, kind, 
 def forget_plugins() -> None:
     """As in a new process: no plug-in is loaded."""
     plugins._loaded.clear()
-    unregister("dilated_attention")
+    for name in OF_ATTENTION:
+        unregister(name)
     for registry, name in ((OPTIMIZERS, "sign_sgd"), (SCHEDULES, "sawtooth")):
         if name in registry:
             registry.remove(name)
@@ -249,18 +253,51 @@ report(found)
 """
 
 
+@pytest.mark.parametrize("backend", ["eager", "sdpa", "anyformer"])
+def test_an_attention_class_adds_its_scores_in_every_backend_to_packed_padded_and_cached_rows(files, backend):
+    import torch
+
+    from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
+
+    exec(compile(files["attention class"].read_text(), "plugins.md", "exec"), {"__name__": "of_a_page"})
+    sizes = TINY | {"num_hidden_layers": 2, "num_key_value_heads": 2, "position_encoding": "none"}
+    config = AnyformerDecoderConfig(vocab_size=97, attention_pattern=["fading_attention"], **sizes)
+    model = AnyformerDecoderForCausalLM(config).eval()
+    torch.nn.init.normal_(model.model.layers[0].self_attn.gate.weight, std=0.5)
+    model.set_attn_implementation(backend)
+    ids = torch.arange(3, 35).view(2, 16)
+    before, after = ids.split(8, dim=1)
+    positions = torch.arange(8).repeat(2).expand(2, -1)
+    mask = torch.ones(2, 20, dtype=torch.long).index_fill(1, torch.arange(4), 0)
+    with torch.no_grad():
+        apart = torch.cat([model(part).logits for part in (before, after)], dim=1)
+        cached = model(after, past_key_values=model(before, use_cache=True).past_key_values).logits
+        padded = model(torch.nn.functional.pad(ids, (4, 0)), attention_mask=mask).logits[:, 4:]
+        whole = model(ids).logits
+        torch.testing.assert_close(model(ids, position_ids=positions).logits, apart, **CLOSE)
+        torch.testing.assert_close(cached, whole[:, 8:], **CLOSE)
+        torch.testing.assert_close(padded, whole, **CLOSE)
+        for layer in model.model.layers:
+            layer.self_attn.score_bias = lambda q, k, **kwargs: (None, kwargs)
+        assert (model(ids).logits - whole).abs().max() > 1e-3  # the gates reach the answer
+    with pytest.raises(ValueError, match="Flash Attention 2"):
+        model.set_attn_implementation("flash_attention_2")
+
+
 @pytest.fixture
 def three_kinds(files, tmp_path, command):
     """(a recipe, the words that name its plug-ins) of a run in tmp_path / "run"."""
     (tmp_path / "text.txt").write_text("the dog runs very far away and the cat runs after it\n" * 200)
     recipe = recipe_file(
         tmp_path,
-        model={"family": "decoder", **TINY, "attention_pattern": ["dilated_attention"], "dilation": 2},
+        model={"family": "decoder", **TINY, "num_hidden_layers": 2, "attention_pattern": list(OF_ATTENTION)}
+        | {"dilation": 2},
         tokenizer={"type": "char"},
         data={"files": str(tmp_path / "text.txt"), "validation_fraction": 0.1},
         objective={"name": "causal", "sequence_length": 32},
     )
-    named = [part for kind in ("attention kind", "optimizer", "schedule") for part in ("--plugin", files[kind])]
+    kinds = ("attention kind", "attention class", "optimizer", "schedule")
+    named = [part for kind in kinds for part in ("--plugin", files[kind])]
     own = ["training.optim=sign_sgd", "training.learning_rate=1e-3", "training.lr_scheduler_type=sawtooth"]
     own += ["training.lr_scheduler_kwargs={teeth: 2}", "training.warmup_steps=2"]
     assert command("train", recipe, *own, *named) == 0
@@ -286,11 +323,11 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_are_asked_for_a
         message = capsys.readouterr().err
         assert message.endswith(f"add {' '.join(asked)}\n"), message
         assert message.count("\n") == 1 and "did you mean" not in message and "known:" not in message
-    assert command("evaluate", run, *named[:2]) == 2  # one of three is given: the others are named
+    assert command("evaluate", run, *named[:2]) == 2  # one of four is given: the others are named
     assert capsys.readouterr().err.endswith(f"add {' '.join(asked[1:])}\n")
     forget_plugins()
     files["attention kind"].write_text(mixed)
-    again = [f"training.output_dir={tmp_path / 'other'}", "--plugin", files["attention kind"]]
+    again = [f"training.output_dir={tmp_path / 'other'}", *named[:4]]
     capsys.readouterr()
     assert command("train", recipe, *again) == 2
     assert "keep position schemes and kinds of attention in a file of their own" in capsys.readouterr().err
