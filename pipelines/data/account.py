@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any, NamedTuple, Self
 
-from .cells import cell_names
+from .cells import FromSheet, cell_names
 
 USED = "used"  # is in the rows, as it came
 UNUSED = "unused"  # is there, and nothing reads it
@@ -169,10 +169,12 @@ class ColumnsMet:
         self.read = set(read)
         self._kinds: Counter[tuple[str, ...]] = Counter()  # most rows have the same columns
         self._nulls: Counter[str] = Counter()
+        self._from_sheets: Counter[str] = Counter()
 
     def add(self, row: dict[str, Any], unread: Iterable[str] = ()) -> None:
         """A row as it was read. unread: columns that its place has beside those of the row."""
         self._nulls.update(name for name in self.read & row.keys() if row[name] is None)
+        self._from_sheets.update(name for name in self.read if isinstance(row.get(name), FromSheet))
         is_nested = any(isinstance(value, dict) for value in row.values())
         there = {name for name, value in row.items() if value is not None or name not in self.read}
         names = cell_names({name: row[name] for name in there}) if is_nested else there
@@ -184,6 +186,8 @@ class ColumnsMet:
             account.used("column", name, 0)
         for name, rows in self._nulls.items():
             account.unused("null", name, rows)
+        for name, rows in self._from_sheets.items():
+            account.read_as("cell", name, "of a sheet that are no texts, read as they are shown", rows, is_usual=True)
         for names, rows in self._kinds.items():
             account.used("row", number=rows)
             for name in names:

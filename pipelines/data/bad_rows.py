@@ -28,10 +28,10 @@ class BadRow(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """The sentence without place and values, so that equal faults have equal reasons."""
+        """The sentence without place and values, but for classes, so that equal faults have equal reasons."""
         column = re.match(r"(?:task|objective)\.\w+=('[^']*')", self.sentence)
         fault = self.sentence.split(self.place, 1)[-1].split(";")[0].strip(" :,.")
-        fault = re.sub(r"'[^']*'|\"[^\"]*\"|(?<!UTF-)\b\d[\d.,]*", "…", fault)
+        fault = re.sub(r"(?<!unknown class )(?:'[^']*'|\"[^\"]*\")|(?<!UTF-)\b\d[\d.,]*", "…", fault)
         return f"{column[1]} {fault}" if column else fault
 
 
@@ -61,6 +61,7 @@ def _failing(batch: list[tuple[int, Example]], attempt: Callable[[Probe], None])
 
 def refusal(found: list[BadRow], error: UserError) -> UserError:
     """One error that names all bad rows. error: the error of the first one, sufficient if it is the only one."""
+    found = [*{row.sentence: row for row in found}.values()]  # of a file that stands for two splits
     if len(found) == 1:
         return UserError(f"{str(error).rstrip('.')} (data.bad_rows=skip leaves the row out)")
     lines = [f"{len(found):,} rows cannot be used; data.bad_rows=skip leaves them out"]
@@ -72,7 +73,9 @@ def refusal(found: list[BadRow], error: UserError) -> UserError:
 
 def reasons(found: Collection[BadRow]) -> str:
     """The number of rows for each reason: `2 'text' holds null, not text; 1 not valid JSON`."""
-    return "; ".join(f"{number:,} {reason}" for reason, number in Counter(row.reason for row in found).most_common())
+    counts = Counter(row.reason for row in found)
+    more = f"; and {len(counts) - NAMED:,} further reasons" if len(counts) > NAMED else ""
+    return "; ".join(f"{number:,} {reason}" for reason, number in counts.most_common(NAMED)) + more
 
 
 def leave_out(examples: Part, found: list[BadRow]) -> None:

@@ -12,6 +12,20 @@ class IfThere(str):
     """The name of a column that rows may lack: its cell is then None."""
 
 
+class FromSheet(str):
+    """A number, a truth value or a date in a sheet, as it is shown there."""
+
+
+def from_sheet(value: Any) -> str | None:
+    """A cell of a sheet as text, as tables that are text hold it; None: it is empty."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return FromSheet(str(value).upper())
+    text = f"{value:.15g}" if isinstance(value, float) else str(value)  # 15 digits, as sheets have them
+    return FromSheet(text.removesuffix(" 00:00:00"))  # of a date
+
+
 def cell(row: dict[str, Any], name: str) -> Any:
     """The value of a column; dots in its name lead into nested dicts and, by numbers, into lists; of a list
     of dicts a key gives a list. Raises KeyError."""

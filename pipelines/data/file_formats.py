@@ -32,7 +32,7 @@ from ..errors import UserError, did_you_mean, first_line, need_package
 from ..lazy import datasets, pyarrow
 from ..storage.contents import contents
 from ..storage.packed_files import open_packed, packing_of, unpacked_name
-from .cells import cell
+from .cells import cell, from_sheet
 from .documents import UTF8, Limits
 from .files import WAY_OUT, bounded_lines, encoding_of, open_file, readable
 from .published_json import rows_in
@@ -444,7 +444,7 @@ class Parquet(FileFormat):
 
 @register_file_format(".xlsx", ".xlsm")
 class Excel(FileFormat):
-    """A sheet of a workbook, of which a row without a value is none; names of columns as in text."""
+    """A sheet of a workbook, of which a row without a value is none; names of columns and cells as in text."""
 
     is_compressed = True
     has_own_paths = True
@@ -459,11 +459,11 @@ class Excel(FileFormat):
                 raise UserError(f"data.sheet={title!r}: {path} has no such sheet{did_you_mean(title, sheets)}")
             sheets[title].reset_dimensions()  # those that other programs write are often wrong
             for number, cells in enumerate(sheets[title].iter_rows(values_only=True), start=1):
-                values = [value.isoformat() if hasattr(value, "isoformat") else value for value in cells]
+                values = [from_sheet(value) for value in cells]
                 if values.count(None) == len(values) or values == names:
                     continue
                 if names is None:
-                    names = ["" if value is None else str(value) for value in values]
+                    names = [value or "" for value in values]
                     check_names_of_columns(names, columns, f"{field}: {path}, row {number}")
                 else:
                     names += [f"column {at + 1}" for at in range(len(names), len(values))]

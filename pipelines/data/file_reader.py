@@ -83,7 +83,7 @@ class FileReader(Reader):
             done = 0
 
     def rows_in(self, path: Path) -> Iterator[Row]:
-        kind = format_of(path) or self.view.other
+        kind = self.kind_of(path)
         has_own_paths = self.image_column is not None and kind.has_own_paths
         names = names_in(self.field, path, self.columns) if self.view.names_classes else {}
         file, name, counts = str(path), path.name, kind.counts
@@ -95,6 +95,10 @@ class FileReader(Reader):
                 values = self._with_own_path(values, path)
             yield Row(place, source, values, names, unread)
 
+    def kind_of(self, path: Path) -> FileFormat:
+        """How a file is read."""
+        return format_of(path) or self.view.other
+
     def _with_own_path(self, values: dict[str, Any], path: Path) -> dict[str, Any]:
         image = values.get(self.image_column)
         is_path = isinstance(image, str) and image.strip()
@@ -105,7 +109,7 @@ class FileReader(Reader):
         return list(dict.fromkeys(self.columns.values()))
 
     def all_columns(self) -> list[str]:
-        return format_of(self.paths[0]).columns(self.field, self.paths[0]) or []
+        return self.kind_of(self.paths[0]).columns(self.field, self.paths[0]) or []
 
     def limits_of(self, path: Path) -> Limits:
         return self.limits
@@ -140,7 +144,7 @@ class FileReader(Reader):
     def found_in(self, path: Path) -> dict[str, str]:
         """{setting: value} of how a file is read, where neither the recipe nor its format says it."""
         with readable(self.field, path):
-            return (format_of(path) or self.view.other).found(path, self.limits_of(path))
+            return self.kind_of(path).found(path, self.limits_of(path))
 
     def account(self) -> Account:
         account = Account()
@@ -153,7 +157,7 @@ class FileReader(Reader):
         return account
 
     def none_usable(self) -> str:
-        ways = format_of(self.paths[0]).ways if format_of(self.paths[0]) else ()
+        ways = self.kind_of(self.paths[0]).ways
         section = "task" if self.view.names_classes else self.where
         settings = [*ways, *(f"{section}.{name}" for name in self.columns)][:3]
         return f"; no row can be used: try {', '.join(settings[:-1])} or {settings[-1]}" if ways else ""

@@ -152,7 +152,8 @@ def _scan(field: str, column: str, splits, classes_in: Callable, meaning: Meanin
             only = f"has the class {classes.pop()!r}" if classes else "has no class"
             raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
     known = {str(value) for value in values + parts_of(cells)}
-    unknown = next((key for key in meaning.names if key not in known), None)
+    like = {alike(name) for name in known} if meaning.merges else known
+    unknown = next((key for key in meaning.names if key not in known and alike(key) not in like), None)
     if unknown is not None:
         raise UserError(f"task.label_map: no label is {unknown!r}{did_you_mean(unknown, known)}")
     if kind:
@@ -211,7 +212,7 @@ def number_of(value: Any, field: str, place: str, account: Account | None = None
 def count_text(account: Account | None) -> None:
     """Count a label that is a number, and is written as a text."""
     if account is not None:
-        account.read_as("label", "", "that is a text read as a number", is_usual=True)
+        account.read_as("label", "", "read from texts", is_usual=True)
 
 
 def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) -> list[str]:

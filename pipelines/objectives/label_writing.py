@@ -7,6 +7,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 
@@ -17,14 +18,18 @@ class Meaning(NamedTuple):
     merges: bool = False
 
     def __call__(self, value: Any) -> Any:
-        """The class that `names` has for a value, else the value itself."""
-        return self.names.get(str(getattr(value, "class_name", value)), value)
+        """The class that `names` has for a value, or for one like it where such are merged; else the value itself."""
+        name = str(getattr(value, "class_name", value))
+        if self.merges and name not in self.names:
+            name = next((known for known in self.names if alike(known) == alike(name)), name)
+        return self.names.get(name, value)
 
     def identity(self) -> list:
         """JSON of what labels depend on beside the names of the classes; [] where values mean themselves."""
         return [self] if any(self) else []
 
 
+@lru_cache(10_000)
 def alike(name: str) -> str:
     """Equal for names that differ only in case, spaces, _, - or a full stop at the end."""
     words = re.sub(r"(?<=\w)[\s_-]+(?=\w)", " ", unicodedata.normalize("NFKC", name))

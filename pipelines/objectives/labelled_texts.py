@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -186,8 +187,27 @@ class ReadsLabelledTexts(ReadsExamples):
         """With notes on texts that several examples share."""
         section, column = self.recipe.data, next(iter(self.text_columns().values()))
         is_divided = not (section.validation_files or section.validation_split or section.group_field)
-        note_repeated(data, rows, f"; data.group_field={column} keeps equal ones in one part" if is_divided else "")
+        way_out = f"; data.group_field={column} keeps equal ones in one part"
+        is_measured = self.facts.measured is not None
+        learned = self._learned(data, cache) if is_measured else {}
+        note_repeated(data, learned | rows, way_out if is_divided and not is_measured else "")
         return with_class_notes(self, data, rows, cache, progress)
+
+    def _learned(self, data: Data, cache: Path) -> dict[str, Any]:
+        """{"train": the rows by which a model was trained that is measured on other data}; {} where they are lost."""
+        from ..plugins import objective_of
+        from ..recipes.compose import load_recipe
+        from ..recipes.recipe_files import recipe_beside
+
+        own, name = self.recipe, self.recipe.model.name_or_path
+        beside = None if name is None else recipe_beside(name)
+        with suppress(UserError, OSError):
+            recipe = own if beside is None else load_recipe(beside, trust_remote_code=own.trust_remote_code)
+            if recipe.data != own.data and recipe.learned.name == own.learned.name and not recipe.data.streaming:
+                objective, is_same = objective_of(recipe), recipe.learned == own.learned
+                reads = objective.Reads(objective, replace(self.facts, recipe=recipe, split="train"))
+                return {"train": reads.rows(data, reads.open()["train"], "train", cache, labelled=is_same)}
+        return {}
 
     def collator(self, data: Data, packed: bool) -> Any:
         return self.objective.encoding().collator(super().collator(data, packed), data.tokenizer)

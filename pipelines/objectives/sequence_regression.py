@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX
+from ..data.cells import FromSheet
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
@@ -52,13 +53,13 @@ class Numbers:
         column = self.settings.label_field
         of_splits = [examples.only(column).numbered() for examples in self.sources.values()]
         rows = (row for _, (_, row) in chain(*of_splits) if isinstance(row, dict))
-        return decimal_mark(row[column] for row in rows if isinstance(row[column], str))
+        return decimal_mark(row[column] for row in rows if may_have_comma(row[column]))
 
     def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
         _, field = label_column(self.settings)
         value = self.value_in(row)
-        if isinstance(value, str):
+        if may_have_comma(value):
             mark = self.settings.decimal_mark or (self.found_mark if "," in value else "point")
             if mark is None:
                 either = f"{plain_number(value, 'comma')} or {plain_number(value, 'point')}"
@@ -91,6 +92,11 @@ class Numbers:
 
     def shown(self, label: Any) -> str:
         return f"label {float(label):.4g}"
+
+
+def may_have_comma(value: Any) -> bool:
+    """Whether a label is a text, other than of a number in a sheet, which is written as Python writes it."""
+    return isinstance(value, str) and not isinstance(value, FromSheet)
 
 
 class NumberScores(Scores):

@@ -4,13 +4,14 @@ import glob
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
-from ..data.file_formats import FileFormat, check_opens, format_of
+from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import NOT_UTF8, file_identities, open_file
 from ..data.image_files import is_image_file
@@ -116,7 +117,17 @@ class Unlabelled(FileReader):
         return kind.columns(FIELD, path) or self.known
 
     def limits_of(self, path: Path) -> Limits:
-        return (format_of(path) or self.view.other).like(path, self.limits, self.trained)
+        return self.kind_of(path).like(path, self.limits, self.trained)
+
+    def kind_of(self, path: Path) -> FileFormat:
+        """A text file is a table where those of training were, if it has a column that the model may read."""
+        kind, table = super().kind_of(path), FILE_FORMATS[".tsv"]
+        if self.trained.separator is not None and format_of(path) is None and not is_image_file(path):
+            with suppress(UserError):  # it is no table
+                rows = table.rows(FIELD, path, [], table.like(path, self.limits, self.trained))
+                names = next((row for _, row in rows if isinstance(row, dict)), {})
+                return kind if names.keys().isdisjoint(self.known) else table
+        return kind
 
     def identity(self) -> Any:
         """JSON that changes whenever the rows do, but for the content of images; of files it holds names and hashes."""

@@ -3,10 +3,11 @@
 import csv
 import io
 import sys
+from datetime import datetime, time
 
 import openpyxl
 import pytest
-from anyformer.pipelines.data.account_words import unusual
+from anyformer.pipelines.data.account_words import lines, unusual
 from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.unlabelled import Unlabelled
@@ -126,6 +127,18 @@ def test_a_sheet_of_a_workbook_is_a_table(tmp_path):
     with pytest.raises(UserError, match=r"no such .* in .*a\.xlsx, row 2; did you mean Subject\?"):
         open_corpora(section(path, text_field="Subjet"))
     assert [place.rpartition(", ")[2] for place, _ in Unlabelled(str(path))] == ["row 2", "row 4", "row 5"]
+
+
+def test_a_cell_of_a_sheet_is_the_text_that_it_shows(tmp_path):
+    cells = [(3, "3"), (3.0, "3"), (0.1 + 0.2, "0.3"), (-2.5, "-2.5"), (True, "TRUE"), ("007", "007")]
+    cells += [(datetime(2024, 5, 17), "2024-05-17"), (datetime(2024, 5, 17, 9, 30), "2024-05-17 09:30:00")]
+    cells += [(time(9, 30), "09:30:00"), (10**14, "100000000000000")]
+    path = workbook(tmp_path / "a.xlsx", One=[[2024, "label"], *([value, "x"] for value, _ in cells)])
+    examples = open_examples(section(path), {"text_field": "2024"})["train"]
+    assert [row["2024"] for _, (_, row) in examples.numbered()] == [text for _, text in cells]
+    said = lines(examples.tally())
+    assert "9 cells of a sheet that are no texts, read as they are shown: '2024' 9" in said
+    assert [row["2024"] for _, row in Unlabelled(str(path))] == [text for _, text in cells]
 
 
 @pytest.mark.parametrize("has_names", [False, True])

@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import random
+import re
 import shutil
+from datetime import datetime
 
 import openpyxl
 import pytest
@@ -132,6 +134,38 @@ def test_classes_are_mapped_and_unknown_keys_named(run, tmp_path):
     assert "'Acount'; did you mean Account?" in run("preview", path, TICKETS | names, exit_code=2)
 
 
+def test_numbers_and_dates_of_a_sheet_are_texts_and_classes_as_in_csv(run, tmp_path, command, capsys):
+    rows = [
+        {"note": (at, at + 0.5, datetime(2024, 5, 1 + at % 28), "words")[at % 4], "grade": at % 3 + 1}
+        for at in range(40)
+    ]
+    book = workbook(tmp_path / "a.xlsx", rows)
+    task = {"text_field": "note", "label_field": "grade"}
+    shown = run("train", book, task)
+    assert re.search(r"; 1 \d+, 2 \d+, 3 \d+ ", shown)
+    table = export(tmp_path / "new.csv", [{"note": f"x {at}", "grade": at % 3 + 1} for at in range(9)])
+    for file, number in ((table, 9), (book, 40)):
+        assert command("evaluate", tmp_path / "run", file) == 0
+        assert f"{number} examples" in capsys.readouterr().out
+    numbers = {"name": "sequence_regression"}
+    marks = [row | {"grade": 1.234 if at % 2 else "3,5"} for at, row in enumerate(rows)]  # in one sheet
+    shown = run("preview", workbook(tmp_path / "b.xlsx", marks), task, **numbers)
+    assert "label 1.234" in shown and "label 3.5" in shown
+
+
+def test_a_text_file_that_is_a_table_is_answered_as_it_was_learned(run, tmp_path, command):
+    path = export(tmp_path / "a.txt", tickets(), "|", "utf-8")
+    run("train", path, TICKETS, separator="bar")
+    assert command("predict", tmp_path / "run", path, "--out", tmp_path / "out.jsonl") == 0
+    answered = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["Subject"] for row in answered] == [row["Subject"] for row in tickets()]
+    letter = tmp_path / "letter.txt"
+    letter.write_text('"Hallo,\nmein Drucker')
+    out, asked = tmp_path / "out.csv", ("--read", "Subject=text", "--columns", "text")
+    assert command("predict", tmp_path / "run", letter, "--out", out, *asked) == 0
+    assert next(csv.DictReader(out.open()))["text"] == letter.read_text()
+
+
 def test_names_that_are_alike_are_named_with_counts_and_merged_by_a_setting(run, tmp_path, command, capsys):
     path = export(tmp_path / "a.csv", tickets(96, spell=lambda name, row: SPELLINGS[(row // 4) % 4](name)))
     shown = run("preview", path, TICKETS)
@@ -142,6 +176,16 @@ def test_names_that_are_alike_are_named_with_counts_and_merged_by_a_setting(run,
     assert len(config["id2label"]) == 4 and {name.casefold() for name in config["id2label"].values()} == {
         name.casefold() for name in CLASSES
     }
+    mapped = run("train", path, TICKETS | {"merge_labels": True, "label_map": {"login": "Account"}})
+    assert "Account 1" in mapped and "LOGIN" not in mapped.replace("'LOGIN' as 'Account'", "")
+    strange = [row | {"Category": "Refund" if at < 26 else "Later"} for at, row in enumerate(tickets(30))]
+    new = export(tmp_path / "c.csv", [*strange, *tickets(10, spell=lambda name, row: name.upper())])
+    assert command("evaluate", tmp_path / "run", new) == 2
+    said = capsys.readouterr().err
+    assert "30 rows cannot be used" in said and said.count("c.csv, line 2 ") == 1
+    assert "6 'Category' is of the unknown class 'Refund'; 4 'Category' is of the unknown class 'Later'" in said
+    assert command("evaluate", tmp_path / "run", new, "data.bad_rows=skip") == 0
+    assert "26 'Category' is of the unknown class 'Refund'" in capsys.readouterr().err
     other = export(tmp_path / "b.csv", tickets(12, spell=lambda name, row: f" {name.upper()}."))
     assert command("evaluate", tmp_path / "run", f"data.test_files={other}") == 0
     assert "12 examples" in capsys.readouterr().out
@@ -191,6 +235,23 @@ def test_texts_in_two_parts_and_texts_with_two_classes_are_named_with_counts(run
     grouped = run("train", path, TICKETS, group_field="Subject")
     assert "also in train" not in grouped and "6 texts of several classes" in grouped
     assert "also in train" not in run("preview", export(tmp_path / "b.csv", rows), TICKETS)
+
+
+def test_a_new_file_is_measured_with_the_count_of_its_texts_that_were_learned(run, tmp_path, command, capsys):
+    path = export(tmp_path / "a.csv", tickets(40))
+    run("train", path, TICKETS, validation_fraction=0)
+    renamed = [{"Betreff": row["Subject"], "Label": row["Category"]} for row in tickets(8)]
+    strange = [{"Betreff": f"neu {at}", "Label": "Other"} for at in range(4)]
+    new = export(tmp_path / "new.csv", [*renamed, *strange], ",", "utf-8")
+    columns = ("task.text_field=Betreff", "task.label_field=Label")
+    for task, file in ((columns, new), ((), export(tmp_path / "b.csv", tickets(8)))):
+        assert command("evaluate", tmp_path / "run", file, *task) == 0
+        said = capsys.readouterr().err
+        assert "8 texts also in train, such as 'Größe" in said and "group_field" not in said
+    assert command("evaluate", tmp_path / "run", export(tmp_path / "c.csv", tickets(60)[40:])) == 0
+    assert "also in train" not in capsys.readouterr().err
+    path.unlink()
+    assert command("evaluate", tmp_path / "run", new, *columns) == 0
 
 
 def test_a_class_that_one_part_lacks_is_named(run, tmp_path):
