@@ -22,8 +22,8 @@ def per_class(names: Sequence[str], given: "np.ndarray", true: "np.ndarray") -> 
     from sklearn.metrics import multilabel_confusion_matrix, precision_recall_fscore_support
 
     labels = range(len(names))
-    scores = precision_recall_fscore_support(true, given, labels=labels, zero_division=0)
-    columns = dict(zip(("precision", "recall", "f1", "support"), scores))
+    *scores, support = precision_recall_fscore_support(true, given, labels=labels, zero_division=0)
+    columns = dict(zip(("precision", "recall", "f1", "support"), [*scores, support.astype(int)]))
     if true.ndim == 2:
         counts = multilabel_confusion_matrix(true, given)
         columns |= {"found": counts[:, 1, 1], "missed": counts[:, 1, 0], "wrong": counts[:, 0, 1]}

@@ -188,25 +188,29 @@ class ReadsLabelledTexts(ReadsExamples):
         section, column = self.recipe.data, next(iter(self.text_columns().values()))
         is_divided = not (section.validation_files or section.validation_split or section.group_field)
         way_out = f"; data.group_field={column} keeps equal ones in one part"
-        is_measured = self.facts.measured is not None
-        learned = self._learned(data, cache) if is_measured else {}
-        note_repeated(data, learned | rows, way_out if is_divided and not is_measured else "")
+        if self.facts.measured is not None:
+            note_repeated(data, rows if "train" in rows else self._learned(data, cache) | rows, "")
+        else:
+            note_repeated(data, rows, way_out if is_divided else "")
         return with_class_notes(self, data, rows, cache, progress)
 
     def _learned(self, data: Data, cache: Path) -> dict[str, Any]:
-        """{"train": the rows by which a model was trained that is measured on other data}; {} where they are lost."""
+        """{"train": the rows by which the model that is measured was trained}; {} where they cannot be read."""
         from ..plugins import objective_of
         from ..recipes.compose import load_recipe
         from ..recipes.recipe_files import recipe_beside
+        from .prepare import leaves_out
 
         own, name = self.recipe, self.recipe.model.name_or_path
-        beside = None if name is None else recipe_beside(name)
+        beside = name and recipe_beside(name)
         with suppress(UserError, OSError):
-            recipe = own if beside is None else load_recipe(beside, trust_remote_code=own.trust_remote_code)
-            if recipe.data != own.data and recipe.learned.name == own.learned.name and not recipe.data.streaming:
+            recipe = load_recipe(beside, trust_remote_code=own.trust_remote_code) if beside else own
+            if beside and recipe.learned.name == own.learned.name and not recipe.data.streaming:
                 objective, is_same = objective_of(recipe), recipe.learned == own.learned
                 reads = objective.Reads(objective, replace(self.facts, recipe=recipe, split="train"))
-                return {"train": reads.rows(data, reads.open()["train"], "train", cache, labelled=is_same)}
+                train = reads.open()["train"]
+                leaves_out(reads, {"train": train}, UserError(""), None)
+                return {"train": reads.rows(data, train, "train", cache, labelled=is_same)}
         return {}
 
     def collator(self, data: Data, packed: bool) -> Any:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from ..data.account import Account
 from ..data.batch_keys import IGNORE_INDEX
-from ..data.cells import FromSheet
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
@@ -53,13 +52,13 @@ class Numbers:
         column = self.settings.label_field
         of_splits = [examples.only(column).numbered() for examples in self.sources.values()]
         rows = (row for _, (_, row) in chain(*of_splits) if isinstance(row, dict))
-        return decimal_mark(row[column] for row in rows if may_have_comma(row[column]))
+        return decimal_mark(row[column] for row in rows if type(row[column]) is str)
 
     def answer(self, row: dict, place: str, account: Account | None = None) -> float:
         """The number in an example's column, as `number_of` reads it. Raises UserError."""
         _, field = label_column(self.settings)
         value = self.value_in(row)
-        if may_have_comma(value):
+        if type(value) is str:  # not FromSheet, which has a decimal point
             mark = self.settings.decimal_mark or (self.found_mark if "," in value else "point")
             if mark is None:
                 either = f"{plain_number(value, 'comma')} or {plain_number(value, 'point')}"
@@ -92,11 +91,6 @@ class Numbers:
 
     def shown(self, label: Any) -> str:
         return f"label {float(label):.4g}"
-
-
-def may_have_comma(value: Any) -> bool:
-    """Whether a label is a text, other than of a number in a sheet, which is written as Python writes it."""
-    return isinstance(value, str) and not isinstance(value, FromSheet)
 
 
 class NumberScores(Scores):

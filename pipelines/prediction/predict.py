@@ -331,7 +331,7 @@ def run_prediction(
     reasons: Counter[str] = Counter()  # without numbers, which differ from row to row
 
     def count(answers: list[Answer]) -> None:
-        reasons.update(re.sub(r"\d[\d.,]*", "…", answer["reason"]) for answer in answers if answer.get("reason"))
+        reasons.update(re.sub(r"(?<=\s)\d[\d.,]*", "…", answer["reason"]) for answer in answers if answer.get("reason"))
 
     with out.locked() if out is not None and state.is_main_process else nullcontext():
         _answer(prediction, out, lambda answers: (count(answers), take(answers)), state)

@@ -238,8 +238,12 @@ def test_texts_in_two_parts_and_texts_with_two_classes_are_named_with_counts(run
 
 
 def test_a_new_file_is_measured_with_the_count_of_its_texts_that_were_learned(run, tmp_path, command, capsys):
-    path = export(tmp_path / "a.csv", tickets(40))
-    run("train", path, TICKETS, validation_fraction=0)
+    unusable = [{"Id": "", "Subject": "", "Description": "", "Category": "Login"}]
+    path = export(tmp_path / "a.csv", [*tickets(40), *unusable])
+    valid = export(tmp_path / "v.csv", tickets(8))
+    run("train", path, TICKETS, validation_fraction=None, validation_files=str(valid), bad_rows="skip")
+    assert command("evaluate", tmp_path / "run") == 0
+    assert "validation: 8 texts also in train" in " ".join(capsys.readouterr().err.split())
     renamed = [{"Betreff": row["Subject"], "Label": row["Category"]} for row in tickets(8)]
     strange = [{"Betreff": f"neu {at}", "Label": "Other"} for at in range(4)]
     new = export(tmp_path / "new.csv", [*renamed, *strange], ",", "utf-8")
