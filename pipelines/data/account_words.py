@@ -59,7 +59,7 @@ def lines(account: Account) -> list[str]:
             continue
         names = [f"{key.name} {entry.number:,}".strip() for key, entry in items]
         plural = f"{what}es" if what.endswith("s") else f"{what}s"
-        told.append(f"{plural}{' not read' * (fate == UNUSED)}: {_listed(names, ', ', SHOWN)}")
+        told.append(f"{plural}{' not read' * (fate == UNUSED)}: {listed(names, ', ', SHOWN)}")
     return [*told, *_said(others)]
 
 
@@ -94,11 +94,11 @@ def _sentences(sentence: Sentence, what: str, alike: list[Item]) -> list[str]:
         for key, entry in alike
         if sentence is not ANY or key.name
     ]
-    listed = _listed(each, sentence.joint, sentence.shown)
-    if sentence is ANY and listed:
-        listed = f": {listed}"
+    those = listed(each, sentence.joint, sentence.shown)
+    if sentence is ANY and those:
+        those = f": {those}"
     total, why = sum(entry.number for _, entry in alike), alike[0][0].why
-    said = sentence.head.format(all=counted(total, what.removeprefix("source ")), each=listed, why=why)
+    said = sentence.head.format(all=counted(total, what.removeprefix("source ")), each=those, why=why)
     hints = [(key, entry) for key, entry in alike if entry.hint]
     if "{why}" in sentence.head:
         return [f"{said}; {hints[0][1].hint}" if hints else said]
@@ -112,6 +112,7 @@ def _with_places(key: Key, entry: Entry) -> str:
     return f"{key.why}{': ' * bool(listed)}{listed}; {entry.hint}"
 
 
-def _listed(names: list[str], joint: str, shown: int) -> str:
+def listed(names: list[str], joint: str = ", ", shown: int = 8) -> str:
+    """Names in a row, only the first ones of many."""
     more = f" and {len(names) - shown:,} more" if len(names) > shown else ""
     return joint.join(names[:shown]) + more

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from ..errors import UserError
+from .account_words import listed
 from .documents import in_batches
 from .examples import Part
 from .reader import Example
@@ -74,8 +75,7 @@ def refusal(found: list[BadRow], error: UserError) -> UserError:
 def reasons(found: Collection[BadRow]) -> str:
     """The number of rows for each reason: `2 'text' holds null, not text; 1 not valid JSON`."""
     counts = Counter(row.reason for row in found)
-    more = f"; and {len(counts) - NAMED:,} further reasons" if len(counts) > NAMED else ""
-    return "; ".join(f"{number:,} {reason}" for reason, number in counts.most_common(NAMED)) + more
+    return listed([f"{number:,} {reason}" for reason, number in counts.most_common()], "; ", NAMED)
 
 
 def leave_out(examples: Part, found: list[BadRow]) -> None:

@@ -116,9 +116,13 @@ class TextView(View):
 
 
 class ExampleView(View):
-    """An example: its place, and its row with every column under its full name, or the error of one it cannot use."""
+    """An example: its place, and its row with every column under its full name, or the error of one it cannot use.
+
+    Without columns it is a row of which all are read. too_long: what errors say of a longer row.
+    """
 
     names_classes = True
+    too_long = "longer than data.max_document_bytes allows"
 
     def __init__(self, columns: dict[str, str], limits: Limits, where: str = "data"):
         super().__init__(columns, limits, where)
@@ -135,13 +139,13 @@ class ExampleView(View):
         if isinstance(values, str):
             if values == "non_utf8" and encoding != UTF8:  # a fault of the setting, not of single rows
                 raise UserError(f"{field}: {place}: not {encoding}; {WAY_OUT}")
-            faults = {"too_long": "longer than data.max_document_bytes allows", "non_utf8": NOT_UTF8}
+            faults = {"too_long": self.too_long, "non_utf8": NOT_UTF8}
             return UserError(f"{field}: {place}: {faults[values]}")
         try:
             cells = {c: with_class_names(cell(values, c), row.names.get(c)) for c in self.columns.values()}
         except KeyError:
             return self.missing(cell_names(values), place)
-        if not all(map(all_unicode, cells.values())):  # a JSON escape can be one half of a surrogate pair
+        if not all_unicode(cells or values):  # a JSON escape can be one half of a surrogate pair
             return UserError(f"{field}: {place}: {NOT_UTF8}")
         return values | cells
 

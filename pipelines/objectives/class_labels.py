@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
+from ..data.account_words import listed
 from ..errors import UserError
 from ..lazy import torch
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import Objective
 from .data import Data
-from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, listed, the_value
+from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, the_value
 from .label_writing import Meaning
 from .learns import Learns
 from .losses import WeightedClasses

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.account import Account
+from ..data.account_words import listed
 from ..errors import UserError, did_you_mean
 from ..recipes.types import show
 from .label_writing import Cell, Meaning, alike, groups_alike, parts_of
@@ -232,9 +233,3 @@ def class_notes(split: str, counts: Mapping[str, int], may_be_stratified: bool) 
     if rare and split == "train":
         notes.append(f"rare: {listed(rare)}")
     return notes
-
-
-def listed(words: list[str]) -> str:
-    """Words in a row, only the first eight of many."""
-    more = f" and {len(words) - 8:,} more" if len(words) > 8 else ""
-    return ", ".join(words[:8]) + more

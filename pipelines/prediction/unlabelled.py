@@ -13,9 +13,9 @@ from ..data.cells import cell, cell_names
 from ..data.documents import UTF8, Limits
 from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
-from ..data.files import NOT_UTF8, file_identities, open_file
+from ..data.files import file_identities, open_file
 from ..data.image_files import is_image_file
-from ..data.reader import SOME, Row, View, all_unicode
+from ..data.reader import SOME, ExampleView, Row
 from ..errors import UserError, did_you_mean
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
@@ -47,21 +47,12 @@ class WholeFile(FileFormat):
             )
 
 
-class AskedView(View):
+class AskedView(ExampleView):
     """A row to answer: its place, and all its columns, or the error of a row that cannot be read."""
 
+    names_classes = False
+    too_long = "longer than a document may be"
     other = WholeFile()
-
-    def __call__(self, row: Row, field: str) -> Asked:
-        values, place = row.values, row.place
-        if isinstance(values, UserError):
-            return place, values
-        # A JSON escape can be one half of a surrogate pair.
-        fault = values if isinstance(values, str) else None if all_unicode(values) else "non_utf8"
-        if fault is not None:
-            faults = {"too_long": "longer than a document may be", "non_utf8": NOT_UTF8}
-            return place, UserError(f"{field}: {place} is {faults[fault]}")
-        return place, values
 
 
 class Unlabelled(FileReader):

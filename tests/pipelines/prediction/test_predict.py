@@ -597,7 +597,7 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
         ([{"body": "a"}], {}, "row 0 has no column 'text', which the model reads; it has body"),
         ([{"text": ""}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
         ([{"text": 3}, {"body": "a"}, {"text": ""}], {}, "row 0 holds int, not text"),
-        ([{"text": "half \ud83d"}], {}, "FILE: row 0 is not UTF-8; write it in UTF-8"),
+        ([{"text": "half \ud83d"}], {}, "FILE: row 0: not UTF-8; write it in UTF-8"),
         ([{"body": 3}] * 100 + [{"text": "a"}], {}, "row 0 has no column 'text'"),
         ([{"text": "a"}], {"read": {"txt": "text"}}, "--read txt=text: the model reads no column 'txt'"),
         ([{"text": "a", "n": 1}, {"id": 1}], {"columns": ["m", "id"]}, "--columns m: no row has such a column"),
