@@ -187,11 +187,10 @@ class ReadsLabelledTexts(ReadsExamples):
         """With notes on texts that several examples share."""
         section, column = self.recipe.data, next(iter(self.text_columns().values()))
         is_divided = not (section.validation_files or section.validation_split or section.group_field)
-        way_out = f"; data.group_field={column} keeps equal ones in one part"
-        if self.facts.measured is not None:
-            note_repeated(data, rows if "train" in rows else self._learned(data, cache) | rows, "")
-        else:
-            note_repeated(data, rows, way_out if is_divided else "")
+        is_measured = self.facts.measured is not None
+        learned = self._learned(data, cache) if is_measured and "train" not in rows else {}
+        way_out = f"; data.group_field={column} keeps equal ones in one part" if is_divided and not is_measured else ""
+        note_repeated(data, learned | rows, way_out)
         return with_class_notes(self, data, rows, cache, progress)
 
     def _learned(self, data: Data, cache: Path) -> dict[str, Any]:
