@@ -8,7 +8,7 @@ from typing import Any
 from ..data.cells import IfThere, cell, cell_names
 from ..errors import UserError, did_you_mean, nearest, refuse_unknown, shown
 from ..recipes.introspection import default_of
-from .messages import SAYS, SPEAKS, TOOLS, of_json, of_transcript
+from .messages import SAYS, SPEAKS, TOOLS, VARIABLES, of_json, of_transcript
 
 # Name of a form -> the words for it. Of the first two, the form of messages is the kind of a column, too.
 FORMS = {
@@ -38,7 +38,8 @@ TABLE = (
     ("prompt_completion", {"prompt_field": ("input",), "answer_field": ("output",), "input_field": None}),
 )
 ANSWERS = ("answer_field", *PREFERRED)
-BESIDE = ("input_field", "tools_field", "system_field", "history_field")  # settings of what stands beside a prompt
+UNFIT = {"messages_field": ("", TEXTS, LISTS, TOOLS)} | dict.fromkeys(("prompt_field", *ANSWERS), ("",))  # kinds
+BESIDE = ("tools_field", "system_field", "history_field", VARIABLES)  # what stands beside a prompt
 SYSTEM, HISTORY = ("system", "system_prompt"), "history"
 COLUMNS = {name for _, parts in TABLE for names in parts.values() for name in names or ()}
 COLUMNS |= {*SYSTEM, HISTORY, TOOLS, "input"}
@@ -78,10 +79,6 @@ def recognise(
     return None
 
 
-def names_in(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in cell_names(row)))
-
-
 def values_of(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
     return [cell(row, IfThere(name)) for row in rows]
 
@@ -89,7 +86,7 @@ def values_of(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
 def kinds_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """{column: the kind of most of its values; EMPTY: all are}."""
     kinds = {}
-    for name in names_in(rows):
+    for name in dict.fromkeys(name for row in rows for name in cell_names(row)):
         counts = Counter(map(_kind_of, values_of(rows, name)))
         counts.pop(EMPTY, None)
         kinds[name] = counts.most_common(1)[0][0] if counts else EMPTY
@@ -140,11 +137,6 @@ def _settings(form: str, parts: dict, kinds: dict[str, str], is_asked: bool) -> 
     return found
 
 
-def _fits(setting: str, kind: str) -> bool:
-    """Whether a setting's column, of this kind, can be read: messages, or else texts, too."""
-    return kind in (*SAID[:2], EMPTY) if setting == "messages_field" else bool(kind) or setting in BESIDE
-
-
 def _beside(kinds: dict[str, str], prompt: str | None) -> dict[str, str | None]:
     """The settings of a system message, and of the turns before a prompt, in columns of their own."""
     system = next((name for name in SYSTEM if kinds.get(name) in (TEXTS, EMPTY)), None)
@@ -170,16 +162,15 @@ def completed(
     Raises UserError for a column that is not there, with the likeliest in its place, and for rows in no form.
     """
     refuse_unknown(settings.columns, COLUMNS, "task.columns")
-    kinds = kinds_of(rows)
-    there, named, name = [*kinds], settings.columns, settings.format if settings.format != "auto" else None
+    kinds, named, name = kinds_of(rows), settings.columns, settings.format if settings.format != "auto" else None
     defaults = {row.name: default_of(row) for row in fields(settings) if row.name.endswith("_field")}
     written = [setting for setting, default in defaults.items() if getattr(settings, setting) != default]
     needed = {setting: column for setting, column in wanted.items() if not isinstance(column, IfThere)}
-    lacking = {setting: column for setting, column in needed.items() if column not in there}
-    unfit = {setting: column for setting, column in needed.items() if not _fits(setting, kinds.get(column, ""))}
+    lacking = {setting: column for setting, column in needed.items() if column not in kinds}
+    unfit = {setting: column for setting, column in needed.items() if kinds.get(column) in UNFIT.get(setting, ())}
     if unfit and not is_asked and _likely(settings.name, needed, rows):
         lacking |= unfit
-    absent = {f"columns.{ours}": theirs for ours, theirs in named.items() if theirs not in there}
+    absent = {f"columns.{ours}": theirs for ours, theirs in named.items() if theirs not in kinds}
     absent |= {setting: column for setting, column in lacking.items() if setting in written}
     if name is None and not named and not lacking:
         beside = _beside(kinds, needed.get("prompt_field"))
@@ -200,7 +191,7 @@ def completed(
 def check_same_form(task: str, read: dict[str, str], first: str, rows: Sequence[dict[str, Any]], place: str) -> None:
     """Raise UserError for rows of another split in another form than the first. read: {setting: column}."""
     needed = {setting: column for setting, column in read.items() if not isinstance(column, IfThere)}
-    form = None if {*needed.values()} <= {*names_in(rows)} else recognise(rows, task)
+    form = None if {*needed.values()} <= kinds_of(rows).keys() else recognise(rows, task)
     if form is not None:
         how = f"{first} by {_written(needed)}; bring both into one form, by the same columns"
         raise UserError(f"{place} would be {form.words()}, and {how}")
@@ -214,8 +205,7 @@ def _no_column(absent: dict[str, str], task: str, needed: dict[str, str], rows: 
         tools = [name for name, kind in kinds.items() if kind == TOOLS and setting == "tools_field"]
         likely = _written({setting: next(iter(tools), None)})
     elif setting == "format" and column != "auto" and likely:
-        form = recognise(rows, task)
-        likely = f"task.format=auto, {likely}" if form is None else f"task.format={form.name}"
+        likely = f"task.format=auto, {likely}"
     there = kinds.keys() - {column}
     hint = did_you_mean(column, there)
     hint = f"; likely is {likely}" if likely and (column in kinds or nearest(column, there) is None) else hint

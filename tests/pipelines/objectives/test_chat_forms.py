@@ -233,7 +233,7 @@ SENTENCES = {
     "messages of another form": (
         {"messages": CHAT},
         {"format": "sharegpt"},
-        "task.format='sharegpt'.*likely is task.format=openai",
+        "task.format='sharegpt'.*likely is task.format=auto, task.messages_field=messages",
     ),
     "a column without messages": (
         {"id": "a", "text": "so it is", "dialog": CHAT},
