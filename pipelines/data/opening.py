@@ -1,7 +1,7 @@
 """From the recipe's data section to what each of its splits reads: a corpus of documents, or labelled examples."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, islice
@@ -241,13 +241,13 @@ def rule_of(data: DataSection, sources: dict[str, Reader | None], classes: str |
     return replace(plan, planned=parts)
 
 
-def first_rows(data: DataSection) -> tuple[list[dict[str, Any]], str]:
+def first_rows(data: DataSection, splits: Sequence[str] = SPLITS) -> tuple[list[dict[str, Any]], str]:
     """(the first rows of the first split that there is, with all their columns; its name); none of data.derive.
 
     Rows that cannot be read are left out. Raises UserError as open_examples.
     """
     view = ExampleView({}, Limits.of(data))
-    reader = next(filter(None, (open_reader(data, split, view, data.cache_dir) for split in SPLITS)), None)
+    reader = next(filter(None, (open_reader(data, split, view, data.cache_dir) for split in splits)), None)
     if reader is None or data.derive is not None:
         return [], ""
     columns = {name: IfThere(name) for name in reader.all_columns()}

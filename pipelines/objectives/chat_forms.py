@@ -8,7 +8,7 @@ from typing import Any
 from ..data.cells import IfThere, cell, cell_names
 from ..errors import UserError, did_you_mean, nearest, refuse_unknown, shown
 from ..recipes.introspection import default_of
-from .messages import SAYS, SPEAKS, TOOLS, of_json
+from .messages import SAYS, SPEAKS, TOOLS, VARIABLES, of_json, of_transcript
 
 # Name of a form -> the words for it. Of the first two, the form of messages is the kind of a column, too.
 FORMS = {
@@ -38,6 +38,8 @@ TABLE = (
     ("prompt_completion", {"prompt_field": ("input",), "answer_field": ("output",), "input_field": None}),
 )
 ANSWERS = ("answer_field", *PREFERRED)
+UNFIT = {"messages_field": ("", TEXTS, LISTS, TOOLS)} | dict.fromkeys(("prompt_field", *ANSWERS), ("",))  # kinds
+BESIDE = ("tools_field", "system_field", "history_field", VARIABLES)  # what stands beside a prompt
 SYSTEM, HISTORY = ("system", "system_prompt"), "history"
 COLUMNS = {name for _, parts in TABLE for names in parts.values() for name in names or ()}
 COLUMNS |= {*SYSTEM, HISTORY, TOOLS, "input"}
@@ -77,10 +79,6 @@ def recognise(
     return None
 
 
-def names_in(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in cell_names(row)))
-
-
 def values_of(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
     return [cell(row, IfThere(name)) for row in rows]
 
@@ -88,7 +86,7 @@ def values_of(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
 def kinds_of(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """{column: the kind of most of its values; EMPTY: all are}."""
     kinds = {}
-    for name in names_in(rows):
+    for name in dict.fromkeys(name for row in rows for name in cell_names(row)):
         counts = Counter(map(_kind_of, values_of(rows, name)))
         counts.pop(EMPTY, None)
         kinds[name] = counts.most_common(1)[0][0] if counts else EMPTY
@@ -101,14 +99,16 @@ def _kind_of(value: Any) -> str:
         return EMPTY
     if items and all(map(_is_message, items)):
         return "openai" if SPEAKS[0] in items[0] else "sharegpt"
+    if items and all(isinstance(item, dict) and "parameters" in (item.get("function") or item) for item in items):
+        return TOOLS
     if items and all(isinstance(item, list) for item in items):
         return LISTS
     return TEXTS if isinstance(value, str) else ""
 
 
 def _items_of(value: Any) -> list[Any]:
-    """The items of a list, or of its JSON; of a message alone, itself; [] of anything else."""
-    items = of_json(value) if isinstance(value, str) else value
+    """The items of a list, of its JSON, or of a transcript; of a message alone, itself; [] of anything else."""
+    items = of_json(value) or of_transcript(value) if isinstance(value, str) else value
     items = [items] if isinstance(items, dict) else items
     return items if isinstance(items, list) else []
 
@@ -162,15 +162,18 @@ def completed(
     Raises UserError for a column that is not there, with the likeliest in its place, and for rows in no form.
     """
     refuse_unknown(settings.columns, COLUMNS, "task.columns")
-    there, named, name = names_in(rows), settings.columns, settings.format if settings.format != "auto" else None
+    kinds, named, name = kinds_of(rows), settings.columns, settings.format if settings.format != "auto" else None
     defaults = {row.name: default_of(row) for row in fields(settings) if row.name.endswith("_field")}
     written = [setting for setting, default in defaults.items() if getattr(settings, setting) != default]
     needed = {setting: column for setting, column in wanted.items() if not isinstance(column, IfThere)}
-    lacking = {setting: column for setting, column in needed.items() if column not in there}
-    absent = {f"columns.{ours}": theirs for ours, theirs in named.items() if theirs not in there}
+    lacking = {setting: column for setting, column in needed.items() if column not in kinds}
+    unfit = {setting: column for setting, column in needed.items() if kinds.get(column) in UNFIT.get(setting, ())}
+    if unfit and not is_asked and _likely(settings.name, needed, rows):
+        lacking |= unfit
+    absent = {f"columns.{ours}": theirs for ours, theirs in named.items() if theirs not in kinds}
     absent |= {setting: column for setting, column in lacking.items() if setting in written}
     if name is None and not named and not lacking:
-        beside = _beside(kinds_of(rows), needed.get("prompt_field"))
+        beside = _beside(kinds, needed.get("prompt_field"))
         default = "preference" if settings.name == "preference" else "alpaca"
         return None if written else ChatForm(default, needed | beside)
     aliased = [row | {ours: cell(row, IfThere(theirs)) for ours, theirs in named.items()} for row in rows]
@@ -178,21 +181,39 @@ def completed(
     if form is None:
         if is_asked:
             return None
-        raise _no_column(absent or lacking or {"format": settings.format}, settings.name, needed, rows, place)
+        absent = absent or (lacking if name is None else {}) or {"format": settings.format}
+        raise _no_column(absent, settings.name, needed, rows, place)
     found = {setting: default for setting, default in defaults.items() if default in named} | form.settings
     found = {setting: named.get(column, column) for setting, column in found.items() if setting not in written}
     return ChatForm(form.name, found)
 
 
+def check_same_form(task: str, read: dict[str, str], first: str, rows: Sequence[dict[str, Any]], place: str) -> None:
+    """Raise UserError for rows of another split in another form than the first. read: {setting: column}."""
+    needed = {setting: column for setting, column in read.items() if not isinstance(column, IfThere)}
+    form = None if {*needed.values()} <= kinds_of(rows).keys() else recognise(rows, task)
+    if form is not None:
+        how = f"{first} by {_written(needed)}; bring both into one form, by the same columns"
+        raise UserError(f"{place} would be {form.words()}, and {how}")
+
+
 def _no_column(absent: dict[str, str], task: str, needed: dict[str, str], rows: Sequence, place: str) -> UserError:
     """The error for the first of some settings whose column is not there, or that are not what the rows are."""
     setting, column = next(iter(absent.items()))
-    there, likely = names_in(rows), _likely(task, needed, rows)
+    kinds, likely = kinds_of(rows), _likely(task, needed, rows)
+    if setting in BESIDE:
+        tools = [name for name, kind in kinds.items() if kind == TOOLS and setting == "tools_field"]
+        likely = _written({setting: next(iter(tools), None)})
+    elif setting == "format" and column != "auto" and likely:
+        likely = f"task.format=auto, {likely}"
+    there = kinds.keys() - {column}
     hint = did_you_mean(column, there)
-    hint = f"; likely is {likely}" if likely and nearest(column, there) is None else hint
-    known = "" if "known:" in hint else f" (there are {', '.join(map(shown, there))})"
-    noun = "rows" if setting == "format" else "column"
-    return UserError(f"task.{setting}={column!r}: no such {noun} in {place}{known}{hint}")
+    hint = f"; likely is {likely}" if likely and (column in kinds or nearest(column, there) is None) else hint
+    known = "" if "known:" in hint else f" (there are {', '.join(map(shown, kinds))})"
+    fault = f"no such {'rows' if setting == 'format' else 'column'}"
+    if column in kinds:
+        fault = "no messages" if setting == "messages_field" else "neither texts nor messages"
+    return UserError(f"task.{setting}={column!r}: {fault} in {place}{known}{hint}")
 
 
 def _likely(task: str, needed: dict[str, str], rows: Sequence[dict[str, Any]]) -> str:
@@ -200,9 +221,9 @@ def _likely(task: str, needed: dict[str, str], rows: Sequence[dict[str, Any]]) -
     form = recognise(rows, task) or recognise(rows)
     if form is not None:
         return _written(form.settings) if form.task == task else f"task.name={form.task}"
-    there, kinds = names_in(rows), kinds_of(rows)
+    kinds = kinds_of(rows)
     parts = ["prompt_field", *(PREFERRED if task == "preference" else ("answer_field",))]
-    parts = [part for part in parts if needed.get(part) not in there]
+    parts = [part for part in parts if not kinds.get(needed.get(part))]
     texts = [name for name, kind in kinds.items() if kind == TEXTS and name not in needed.values()]
     words = {name: sum(len(str(value).split()) for value in values_of(rows, name)) for name in texts}
     wordiest = sorted(texts, key=lambda name: -words[name])[: len(parts)]

@@ -21,6 +21,7 @@ from .messages import ASSISTANT, TOOLS, Chat, Messages, is_learned, leave_out
 # Without these a model would learn to answer unread questions, or never to call.
 NEEDED = {("user", "content"): "what the user says", (ASSISTANT, "content"): "what the assistant says"}
 NEEDED |= {(ASSISTANT, "function_call"): "function_call, the older form of tool_calls"}
+LINKS = {("tool", "tool_call_id"), ("tool", "name")}  # of a result to its call, which most templates leave out
 THOUGHT, OPENED, CLOSED = "reasoning_content", re.compile(r"<think>\s*$"), "</think>"
 Turns = Literal["auto", "together", "apart"]
 Encoded = tuple[list[int], list[bool]]  # token ids of a row, whether each belongs to an answer or to what ends it
@@ -129,7 +130,7 @@ class ChatRows(ChatTemplate):
             elif what in NEEDED:
                 unwritten = NEEDED[what]
             else:
-                leave_out(account, words, number)
+                leave_out(account, words, number, is_usual=what in LINKS)
         if unwritten:
             without_them = ", or task.tools_field=null" if unwritten == TOOLS else ""
             raise UserError(

@@ -20,12 +20,12 @@ from ..words import at_limit, counted
 from .answering import continuations
 from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
-from .chat_forms import FORMS, completed
+from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed
 from .chat_rows import ChatRows, Encoded, Turns
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
-from .messages import ROLES, TOOLS, VARIABLES, Chat, Conversations, Learned
+from .messages import ROLES, TOOLS, Chat, Conversations, Learned
 from .reads import Reads
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from ..data.examples import Example, Examples
     from .scores import Scored
 
-BESIDE = ("tools_field", "system_field", "history_field", VARIABLES)  # what stands beside a prompt
 ASKED = ("prompt_field", "input_field", "messages_field", *BESIDE)  # the prompt's columns
 OPTIONAL = {name: name.removesuffix("_field") for name in ("input_field", *BESIDE)}  # read where data have them
 DECODER = "AutoModelForCausalLM"
@@ -87,7 +86,7 @@ class ReadsChats(Reads):
         section = self.settings
         names = {name: getattr(section, name, name) for name in BESIDE}
         names |= {name: getattr(section, name) for name in ("prompt_field", "input_field") if section.prompt_field}
-        there = {name: IfThere(column) for name, column in names.items() if column == OPTIONAL.get(name)}
+        there = {name: IfThere(column) for name, column in names.items() if column in (OPTIONAL.get(name), *SYSTEM)}
         return {name: column for name, column in (names | there).items() if column is not None}
 
     def text_columns(self) -> dict[str, str]:
@@ -303,14 +302,14 @@ class ChatTask(Objective):
 
     def for_rows(self, asked: Sequence[dict[str, Any]] | None = None) -> "ChatTask":
         """The task with the columns of the form that the rows are in."""
-        from ..data.opening import first_rows
+        from ..data.opening import SPLITS, first_rows
 
         reads, is_asked = self.Reads(self), asked is not None
         rows, place = (asked, "") if is_asked else first_rows(self.recipe.data)
         wanted = reads.asked_columns() if is_asked else reads.columns()
         form = completed(self.settings, wanted, rows, place, is_asked) if rows else None
-        if form is None:
-            return self
-        task = type(self)(self.recipe.with_(task=form.settings))
-        task.recognised = [form.words()]
+        task = self if form is None else type(self)(self.recipe.with_(task=form.settings))
+        task.recognised = self.recognised if form is None else [form.words()]
+        for split in () if is_asked else SPLITS[1:]:
+            check_same_form(self.name, task.Reads(task).columns(), place, *first_rows(self.recipe.data, [split]))
         return task

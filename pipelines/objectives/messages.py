@@ -1,11 +1,12 @@
 """Conversations as people keep them, read into the messages that chat templates take: keys, marks, tools, JSON."""
 
 import json
+import re
 from collections.abc import Collection
 from typing import Any, Literal
 
 from ..data.account import Account
-from ..data.cells import kind_of, text_of
+from ..data.cells import kind_of, list_in, text_of
 from ..errors import UserError
 
 ASSISTANT = "assistant"
@@ -16,6 +17,7 @@ REASONING = ("reasoning", "thinking")  # other names of the key reasoning_conten
 # ShareGPT's roles, in messages {from, value}; the value of a function_call is a call.
 SHARE_GPT = {"human": "user", "gpt": ASSISTANT, "model": ASSISTANT, "function_call": ASSISTANT, "observation": "tool"}
 ROLES = ("system", "developer", "user", ASSISTANT, "tool")
+TRANSCRIPT = re.compile(r"(?:\A|\n\n|###)\s*(Human|Assistant): ?")  # who speaks, in one text, as in HH-RLHF
 
 Learned = Literal["answers", "last_answer", "marked"]
 Messages = list[dict[str, Any]]
@@ -64,10 +66,13 @@ def chosen(messages: Messages, learns: Learned) -> Messages:
 def read_messages(value: Any, where: str, role: str | None, account: Account, roles: dict[str, str]) -> Messages:
     """The messages that a cell holds. Raises UserError, which begins with `where`, where it holds none.
 
-    A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON. account:
-    counts what is left out. roles: {role in the data: one of ROLES}.
+    A text is one message of `role`, or the JSON of messages, as in CSV files. With role=None it must be JSON, or a
+    transcript of Human and Assistant. account: counts what is left out. roles: {role in the data: one of ROLES}.
     """
     messages = of_json(value) if isinstance(value, str) else value
+    if isinstance(value, str) and messages is None and role is None:
+        messages = of_transcript(value)
+        account.read_as("text", "", "read as turns of Human and Assistant", int(messages is not None), is_usual=True)
     if isinstance(messages, dict) and role is not None:
         messages = [messages]
     if isinstance(value, str) and role is not None and not are_messages(messages, roles):
@@ -102,6 +107,8 @@ def _message(given: dict[str, Any], where: str, account: Account, roles: dict[st
         role = roles[role]
     elif isinstance(role, str) and speaks != "role":
         role = SHARE_GPT.get(role, role)
+    if isinstance(role, str) and role not in (*ROLES, "function"):
+        account.read_as("role", role, "of no name that is known, written as they are", hint="task.roles")
     for alias in REASONING:
         if isinstance(message.get(alias), str) and "reasoning_content" not in message:
             account.read_as("message", alias, "with reasoning_content under another name", is_usual=True)
@@ -151,6 +158,8 @@ def read_calls(value: Any, where: str, account: Account) -> list[dict[str, Any]]
         arguments = of_json(arguments) if isinstance(arguments, str) else arguments
         if not isinstance(arguments, dict):
             raise UserError(f"{where} holds a tool call whose arguments are no JSON object")
+        for key in function.keys() - {"name", "arguments"} if function is not call else ():
+            leave_out(account, f"{key} of the function of a call")
         others = {key: call[key] for key in call if key not in ("type", "function", "name", "arguments")}
         calls.append({"type": "function", "function": {"name": function["name"], "arguments": arguments}} | others)
     return calls
@@ -190,17 +199,25 @@ def without_nulls(value: Any, account: Account, noun: str) -> Any:
     return {key: without_nulls(item, account, noun) for key, item in value.items() if item is not None}
 
 
-def leave_out(account: Account, what: str, number: int = 1) -> None:
+def leave_out(account: Account, what: str, number: int = 1, is_usual: bool = False) -> None:
     """Count what is in the data, and in no conversation."""
-    account.unused("key", what, number, is_usual=False)
+    account.unused("key", what, number, is_usual=is_usual)
 
 
 def of_json(text: str) -> Any:
-    """The value that `text` is the JSON of; None where it is no JSON."""
+    """The value that `text` is the JSON of, or the list that it is as Python writes it; None where it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        found = list_in(text)
+        return None if found is text else found
+
+
+def of_transcript(text: str) -> Messages | None:
+    """The messages {from, value} of a text of turns that begin with `Human:` and `Assistant:`; None: it has none."""
+    before, *said = TRANSCRIPT.split(text)
+    turns = [{"from": role.lower(), "value": words.strip()} for role, words in zip(said[::2], said[1::2])]
+    return None if before.strip() or len(turns) < 2 else turns
 
 
 def joined(prompt: Messages, answer: Messages, where: str) -> tuple[Messages, int]:

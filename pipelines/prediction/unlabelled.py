@@ -16,7 +16,7 @@ from ..data.file_reader import FileReader
 from ..data.files import file_identities, open_file
 from ..data.image_files import is_image_file
 from ..data.reader import SOME, ExampleView, Row
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, nearest
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
@@ -177,8 +177,10 @@ class Columns:
                 columns[name] = cell(row, alias)
             except KeyError:
                 names = [known for known in row if known != "file"]
+                free = [known for known in names if known not in wanted] or ["COLUMN"]
+                wordiest = max(free, key=lambda known: len(str(row.get(known)).split()))
                 raise UserError(
                     f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
-                    f"one that is meant by --read {name}={(names or ['COLUMN'])[0]}"
+                    f"one that is meant by --read {name}={nearest(alias, free) or wordiest}"
                 ) from None
         return row | columns

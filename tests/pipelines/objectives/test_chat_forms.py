@@ -45,6 +45,13 @@ ROWS = {
     "thinking": ({"messages": [*ASKED, said("Water.", thinking="Wet.")]}, "openai", "<think>Wet.</think>Water."),
     "another column": ({"id": "a", "dialog": CHAT}, "openai", READ),
     "as JSON": ({"messages": json.dumps(CHAT)}, "openai", READ),
+    "as Python writes it": ({"messages": str(CHAT)}, "openai", READ),
+    "a transcript": ({"id": "a", "text": "\n\nHuman: Rain?\n\nAssistant: Water."}, "sharegpt", READ),
+    "with marks": (
+        {"text": "### Human: Rain?### Assistant: Water.### Human: So?### Assistant: Yes."},
+        "sharegpt",
+        READ,
+    ),
     "ShareGPT": ({"conversations": SHARE}, "sharegpt", READ),
     "one conversation": ({"conversation": SHARE, "system": "Be short."}, "sharegpt", BRIEF),
     "ShareGPT's calls": ({"conversations": SHARE_CALL, "tools": json.dumps([TOOL])}, "sharegpt", CALLED),
@@ -67,6 +74,7 @@ ROWS = {
     "input, output": ({"input": "Rain?", "output": "Water."}, "prompt_completion", READ),
     "Dolly": ({"instruction": "Is it", "context": "wet?", "response": "Yes."}, None, "Is it\n\nwet?<"),
 }
+HH = {"chosen": "Water.", "rejected": "No."}
 PAIRS = {
     "texts": {"prompt": "Rain?", "chosen": "Water.", "rejected": "No."},
     "of an instruction": {"instruction": "Rain?", "chosen": "Water.", "rejected": "No."},
@@ -76,6 +84,7 @@ PAIRS = {
     "lists": {"prompt": ASKED, "chosen": TOLD, "rejected": WORSE[1:]},
     "conversations": {"prompt": "Rain?", "chosen": CHAT, "rejected": WORSE, "messages": CHAT},
     "an implicit prompt": {"chosen": CHAT, "rejected": WORSE},
+    "transcripts": {part: f"\n\nHuman: Rain?\n\nAssistant: {said}" for part, said in HH.items()},
 }
 
 
@@ -138,7 +147,7 @@ def test_each_form_is_read_without_a_setting(folder, tmp_path, name, end):
     row, form, read = ROWS[name]
     rows, data = rows_of(recipe_of(folder, write(tmp_path / f"rows.{end}", [row] * 3)))
     assert len(rows) == 3 and read in data.tokenizer.decode(rows[0]["input_ids"])
-    assert f"task.format={form or 'prompt_completion'}" in rows.notes[0] and len(rows.notes) <= 2
+    assert f"task.format={form or 'prompt_completion'}" in rows.notes[0] and len(rows.notes) == 1
 
 
 @pytest.mark.parametrize("end", ["jsonl", "csv", "parquet"])
@@ -219,7 +228,24 @@ SENTENCES = {
     "another form": (
         LONG,
         {"format": "sharegpt"},
-        "task.prompt_field='instruction'.*likely is task.prompt_field=frage",
+        "task.format='sharegpt'.*likely is task.format=auto, task.prompt_field=frage",
+    ),
+    "messages of another form": (
+        {"messages": CHAT},
+        {"format": "sharegpt"},
+        "task.format='sharegpt'.*likely is task.format=auto, task.messages_field=messages",
+    ),
+    "a column without messages": (
+        {"id": "a", "text": "so it is", "dialog": CHAT},
+        *({"messages_field": "text"}, "'text': no messages in .*likely is task.messages_field=dialog"),
+    ),
+    "a column without texts": (
+        {"instruction": "a", "output": 7, "reply": "so it is"},
+        *({}, "task.answer_field='output': neither texts nor .*likely is task.answer_field=reply"),
+    ),
+    "other tools": (
+        {"messages": CHAT, "functions": [TOOL]},
+        *({"tools_field": "abilities"}, "task.tools_field='abilities'.*likely is task.tools_field=functions"),
     ),
     "an unknown form": (LONG, {"format": "chatml"}, "task.format='chatml' is not one of its choices"),
     "other roles": (
@@ -250,6 +276,34 @@ def test_what_cannot_be_read_is_one_sentence_with_the_setting_that_mends_it(fold
     with pytest.raises(UserError, match=sentence) as error:
         rows_of(recipe_of(folder, path, **task))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("own, other", [("OpenAI", "ShareGPT"), ("Alpaca", "OpenAI"), ("OpenAI", "prompt")])
+def test_splits_in_two_forms_are_one_sentence(folder, tmp_path, own, other):
+    recipe = recipe_of(folder, write(tmp_path / "rows.jsonl", [ROWS[own][0]] * 3))
+    recipe["data"] |= {"validation_files": str(write(tmp_path / "held.jsonl", [ROWS[other][0]] * 3))}
+    del recipe["data"]["validation_fraction"]
+    said = (
+        rf"held.jsonl would be read as .*task.format={ROWS[other][1]}.* and rows.jsonl by task.*; bring both into one"
+    )
+    with pytest.raises(UserError, match=said):
+        rows_of(recipe)
+
+
+def test_a_system_message_of_some_rows_is_read_there(folder, tmp_path):
+    row = {"question": "Rain?", "answer": "Water."}
+    for name in ("system", "system_prompt"):
+        path = write(tmp_path / f"{name}.jsonl", [row | {name: "Be short."}, row])
+        first, second = texts_of(recipe_of(folder, path))
+        assert BRIEF in first and READ in second and "short" not in second
+
+
+def test_roles_and_keys_that_are_none_of_ours_are_told(folder, tmp_path):
+    call = CALL | {"function": CALL["function"] | {"strict": True}}
+    odd = [user("Rain?"), said(None, tool_calls=[call]), {"role": "plug-in", "content": "7 mm"}, said("Much.")]
+    rows, _ = rows_of(recipe_of(folder, write(tmp_path / "rows.jsonl", [{"messages": odd}] * 3)))
+    told = " ".join(rows.notes)
+    assert "'plug-in' 3; task.roles" in told and "strict of the function of a call (3 times)" in told
 
 
 def test_rows_of_other_kinds_are_no_chats():

@@ -115,7 +115,8 @@ def test_an_answer_is_learned_behind_exactly_the_tokens_of_its_prompt_and_once(n
         (made,) = rows.encode([("here", Chat(chat))], Account())
         (apart,) = rows.encode([("here", Chat(chat))], Account(), "apart")
         assert len(apart) == len(answers) and len(made) in (1, len(answers))
-        assert name not in TOGETHER or len(made) == 1
+        crosses = any(chat[n]["content"][:1].isspace() for n in answers)  # a token may, from the prompt into the answer
+        assert name not in TOGETHER or len(made) == 1 or crosses
         if len(made) == 1:
             together, ids = made[0], made[0][0]
             assert sum(together[1]) == sum(sum(learned) for _, learned in apart)

@@ -595,6 +595,7 @@ def test_two_processes_write_what_one_writes(classes, tmp_path):
     [
         ([], {}, "there is no row to answer"),
         ([{"body": "a"}], {}, "row 0 has no column 'text', which the model reads; it has body"),
+        ([{"id": "a-1", "body": "so it is", "at": "noon"}], {}, "--read text=body"),
         ([{"text": ""}, {"body": "a"}], {}, "row 1 has no column 'text', which the model reads; it has body"),
         ([{"text": 3}, {"body": "a"}, {"text": ""}], {}, "row 0 holds int, not text"),
         ([{"text": "half \ud83d"}], {}, "FILE: row 0: not UTF-8; write it in UTF-8"),
