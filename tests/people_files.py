@@ -365,6 +365,19 @@ def tags_as_lists_in_a_table(words, index):
     return {"sentence": " ".join(tokens), "words": tokens, "pos": ["NN" if len(word) > 4 else "X" for word in tokens]}
 
 
+@shape("token_classification", "ner_dataset.csv", 240)
+def a_word_in_each_row(words, index):
+    number, place = divmod(index, 6)
+    sentence = {"Sentence #": "" if place else f"Sentence: {number + 1}", "Word": words.one("London", "calls", "Anna")}
+    return sentence | {"POS": ("NNP", "VBZ", ".")[place % 3], "Tag": ("B-geo", "O", "O")[place % 3]}
+
+
+@shape("token_classification", "ner.parquet", 240)
+def a_word_and_its_sentence_in_each_row(words, index):
+    word, tag = words.one(("Paris", "B-geo"), ("sleeps", "O"), ("Anna", "B-per"), ("Smith", "I-per"))
+    return {"tag": tag, "sentence_id": index // 6, "word": word}
+
+
 # ---- questions
 
 

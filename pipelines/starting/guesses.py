@@ -14,6 +14,7 @@ from .what_columns_hold import Column, Table, hints
 
 IMAGE = re.compile(r".*\.(png|jpe?g|bmp|gif|webp|tiff?)", re.IGNORECASE)
 MARKED = re.compile(r"O|[BIESLUM]-\S+")
+OF_SENTENCE = re.compile("sent(?!im)|satz|phrase", re.IGNORECASE)
 TWIN = re.compile(r"(?<![a-z])[ab](?![a-z])|\d")  # of sentence1 and sentence2, text_a and text_b
 CHOICE = re.compile(r"(.*(?:option|choice|ending|answer|candidate)[ _]?)?([a-e]|\d)", re.IGNORECASE)
 OF_CLASSES = {"metrics": ["accuracy", "f1_macro"]}
@@ -116,8 +117,20 @@ def images(table: Table) -> Iterator[Guess]:
             yield Guess("masked_image", 0.9, reason, own)
 
 
+def is_tag(column: Column) -> bool:
+    """Whether it holds a tag of a word in each row."""
+    return bool(column.counts["O"] and column.texts) and all(MARKED.fullmatch(tag) for tag in column.counts)
+
+
+def sentence_field_of(table: Table) -> str | None:
+    """The column that says to which sentence the word in a row belongs; None: none does, or rows hold no tags."""
+    named = [one.name for one in table.columns.values() if OF_SENTENCE.search(one.name) and len(one.counts) > 1]
+    return next(iter(named), None) if any(map(is_tag, table.content())) else None
+
+
 def tags(table: Table) -> Iterator[Guess]:
-    sequences = {column: column.lists or [text.split() for text in column.texts] for column in table.columns.values()}
+    columns = sorted(table.columns.values(), key=lambda column: -len(column.counts))  # words before their tags
+    sequences = {column: column.lists or [text.split() for text in column.texts] for column in columns}
     for words, tagged in ((one, other) for one in sequences for other in sequences if one is not other):
         pairs = list(zip(sequences[words], sequences[tagged]))
         are_tags = bool(pairs) and all(len(one) == len(other) for one, other in pairs)
@@ -127,14 +140,15 @@ def tags(table: Table) -> Iterator[Guess]:
         marked = all(MARKED.fullmatch(tag) for tag in kinds)
         if marked or (words.lists and tagged.lists and len(kinds) < min(100, len(words.counts))):
             reason = f"each word in {words.name!r} has a tag in {tagged.name!r}"
-            settings = {"tokens_field": words.name, "tags_field": tagged.name}
+            own = {"sentence_field": table.sentence_field} if table.sentence_field else {}
+            settings = {"tokens_field": words.name, **own, "tags_field": tagged.name}
             score = 0.9 + 0.05 * marked + 0.02 * isinstance(pairs[0][1][0], str) + 0.01 * tagged.has_names
             if max(len(one) for one, _ in pairs) > 1:
                 yield Guess("token_classification", score, reason, settings, (words.name,), of_counts(tagged))
     for column in table.content():
         reason = f"{column.name!r} holds tags"
-        if column.counts["O"] and column.texts and all(MARKED.fullmatch(tag) for tag in column.counts):
-            way_out = "write a .conll file: a word and its tag in each line, an empty line after each sentence"
+        if is_tag(column):
+            way_out = "name the column that numbers the sentences `sentence`, or write a .conll file"
             yield Guess("token_classification", 0.94, reason, unfit=f"a word is in each row; {way_out}")
         if column.lists and not column.counts and isinstance(column.lists[0][0], list):
             way_out = "write lists of words and of their tags, or a .conll file"

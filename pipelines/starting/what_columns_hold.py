@@ -134,12 +134,13 @@ class Column:
 
 class Table:
     """Some rows, spread over all there are, and their columns. number: of the first MOST_ROWS those that can be read.
+    sentence_field: the column by which rows of a word each were joined.
 
     Raises UserError where there are none.
     """
 
-    def __init__(self, rows: Iterable[dict[str, Any] | UserError], name: str):
-        self.rows, self.number, step, fault = [], 0, 1, None
+    def __init__(self, rows: Iterable[dict[str, Any] | UserError], name: str, sentence_field: str | None = None):
+        self.rows, self.number, self.sentence_field, step, fault = [], 0, sentence_field, 1, None
         for row in islice(rows, MOST_ROWS):
             if isinstance(row, UserError):
                 fault = fault or row

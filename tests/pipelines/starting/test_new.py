@@ -77,7 +77,7 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
             "one_long_text",
             "conll_in_text_files",
         ),
-        *("a_column_for_each_class", "folders_of_texts_by_class"),
+        *("a_column_for_each_class", "folders_of_texts_by_class", "a_word_in_each_row"),
     ],
 )
 def test_a_recipe_from_nothing_trains(name, folder, capsys, monkeypatch):
@@ -151,6 +151,8 @@ def test_a_model_is_set_and_adapted_where_it_does_not_fit(folder, monkeypatch, t
     path = str(given_file("texts_and_numbered_labels", folder))
     whole = parse_yaml(start(path, model=str(model)).text, "")
     assert whole["model"] == {"name_or_path": str(model)} and "lora" not in whole["training"]
+    questions = start(str(given_file("squad_as_lines", folder)), model=str(model)).text
+    assert parse_yaml(questions, "")["task"]["max_length"] == tiny_encoder_config().max_position_embeddings
     monkeypatch.setattr(written_recipe, "memory_of_this_machine", lambda: 10_000)
     assert parse_yaml(start(path, model=str(model)).text, "")["training"]["lora"] == {"r": 16}
 
