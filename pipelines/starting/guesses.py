@@ -103,7 +103,7 @@ def of_counts(column: Column) -> str:
 
 def images(table: Table) -> Iterator[Guess]:
     for column in table.columns.values():
-        found = [one for one in column.filled if isinstance(one, dict) and "bytes" in one]
+        found = [one for one in column.filled if isinstance(one, bytes) or (isinstance(one, dict) and "bytes" in one)]
         found += [text for text in column.texts if IMAGE.fullmatch(text)]
         if found and len(found) >= 0.95 * len(column.filled):
             own, reason = (
@@ -209,6 +209,9 @@ def choices(table: Table) -> Iterator[Guess]:
 
 def labelled(table: Table) -> Iterator[Guess]:
     settings, reads, pair = text_fields(table)
+    if reads and table.columns[reads[0]].texts[0].startswith("__label__"):  # fastText
+        way_out = "write a table of two columns, the labels and the text behind them"
+        yield Guess("sequence_classification", 0.9, "", unfit=f"`__label__` begins its lines; {way_out}")
     noun, few = "pair of texts" if pair else "text", 0.12 * (len(table.content()) <= len(reads) + 2)
     for label in labels_of(table, reads) if reads else ():
         reason = f"{label.name!r} holds {len(label.counts)} values that come again and again, one for each {noun}"
@@ -289,7 +292,8 @@ def corpora(table: Table) -> Iterator[Guess]:
     others = [column for column in table.content() if column.is_class or column.numbers]
     for text in texts[:1]:
         bodies = [column for column in texts if column is text or column.hint("texts") != 1]  # beside titles
-        score = 0.3 if len(bodies) > 1 or any(column.hint("labels") for column in others) else 0.55
+        are_labels = any(c.hint("labels") or {text.lower() for text in c.counts} <= {"yes", "no"} for c in others)
+        score = 0.3 if len(bodies) > 1 or are_labels else 0.55
         reason = f"{text.name!r} holds texts" + ", and no other column classes or answers" * (score > 0.5)
         score += 0.1 * (text.words > 100) + 0.2 * (len(table.content()) == 1)
         for task, less in (("causal", 0.0), ("masked", 0.1)):

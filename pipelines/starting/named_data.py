@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.documents import Document, Limits
-from ..data.file_formats import FILE_FORMATS, Excel, Separated, format_of
+from ..data.file_formats import FILE_FORMATS, SEPARATORS, Excel, Separated, format_of
 from ..data.file_reader import FileReader
 from ..data.files import open_file
 from ..data.hub_reader import HubReader
@@ -149,8 +149,11 @@ def separator_in(path: Path) -> str | None:
     """The name of what separates values in each line of a text file, as many times; None: it is no table."""
     with open_file(path, Limits.of(DataSection()).encoding) as stream:
         lines = [line.decode("utf-8", "replace") for line in islice(stream, FIRST_TEXTS) if line.strip()]
-    numbers = {line.count("\t") for line in lines}
-    return "tab" if len(lines) > 1 and len(numbers) == 1 and numbers != {0} else None
+    for name, fewest in (("tab", 2), ("semicolon", 10), ("bar", 10)):
+        numbers = {line.count(SEPARATORS[name]) for line in lines}
+        if len(lines) >= fewest and len(numbers) == 1 and numbers != {0}:
+            return name
+    return None
 
 
 def split_of(path: Path) -> str | None:

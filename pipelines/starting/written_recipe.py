@@ -196,9 +196,10 @@ class Written:
         from PIL import Image
 
         image = next(value for row in self.table.rows for value in row.values() if value is not None)
-        path = Path((image.get("path") or "") if isinstance(image, dict) else image)
+        held = image if isinstance(image, dict) else {"bytes" if isinstance(image, bytes) else "path": image}
+        path = Path(held.get("path") or "")
         beside = path if path.exists() else Path(self.data.section["files"]).parent / path
-        with Image.open(BytesIO(image["bytes"]) if isinstance(image, dict) and image["bytes"] else beside) as opened:
+        with Image.open(BytesIO(held["bytes"]) if held.get("bytes") else beside) as opened:
             side, is_grey = min(opened.size), opened.mode in ("1", "L")
         patch = 4 if side <= 48 else 8
         return {"image_size": min(96, side // patch * patch), "patch_size": patch, "num_channels": 1 if is_grey else 3}

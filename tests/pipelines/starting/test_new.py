@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from people_files import SHAPES, Words, as_csv, as_lines
 
 MOST_LINES = 30
-NEEDS = {"workbook_of_feedback": "openpyxl"} | {name: "PIL" for name in SHAPES if "photos" in name}
+NEEDS = {name: "openpyxl" for name in SHAPES if "workbook" in name}
+NEEDS |= {name: "PIL" for name in SHAPES if "photos" in name or "images" in name}
 # Learned only from a model that answers already, which a machine without the Hub and without a run has not.
 NEEDS_A_MODEL = ("chosen_and_rejected", "preferred_conversations")
 # What is right for the real data sets, by their folders.
@@ -112,6 +113,10 @@ UNREADABLE = {
     "broken.parquet": b"PAR1 no",
     "unknown.docx": b"PK\x03\x04",
     "words.csv": b"sentence,word,tag\n" + b"1,London,B-LOC\n1,calls,O\n1,you,O\n" * 20,
+    "remarks.csv": b"# exported in March\n# by the shop\ntext,label\n" + b"it is fine,a\nit is not,b\n" * 20,
+    "title.csv": b"Feedback of March;;\n;;\nDate;Text;Label\n" + b"2026-03-01;it is so good;a\n" * 20,
+    "fasttext.txt": b"__label__ham how are you today\n__label__spam you won a prize\n" * 20,
+    "speech.wav": b"RIFF",
     "spans.jsonl": b'{"text": "Anna saw it with her own eyes", "label": [[0, 4, "PER"]]}\n' * 3,
 }
 
