@@ -502,6 +502,12 @@ def choices_with_letters(words, index):
     return {"id": f"a{index}", "question": words() + "?", "choices": options, "answerKey": words.one("A", "B", "C")}
 
 
+@shape("multiple_choice", "arc.jsonl")
+def texts_of_choices_before_their_letters(words, index):
+    options = {"text": [words() for _ in range(4)], "label": list("ABCD")}
+    return {"id": f"M{index}", "question": words() + "?", "choices": options, "answerKey": words.one(*"ABCD")}
+
+
 @shape("multiple_choice", "swag.csv")
 def endings_in_columns(words, index):
     endings = {f"ending{number}": words() for number in range(4)}
@@ -511,17 +517,6 @@ def endings_in_columns(words, index):
 @shape("multiple_choice", "exam.csv")
 def exam_with_columns_of_letters(words, index):
     return {"Question": words() + "?"} | {name: words()[:20] for name in "ABCD"} | {"Answer": "ABCD"[index % 4]}
-
-
-@shape("multiple_choice", "arc.jsonl")
-def choices_with_numbers(words, index):
-    options = {"text": [words() for _ in range(4)], "label": ["1", "2", "3", "4"]}
-    return {
-        "id": f"M{index}",
-        "question": words() + "?",
-        "choices": options,
-        "answerKey": words.one("1", "2", "3", "4"),
-    }
 
 
 # ---- chats

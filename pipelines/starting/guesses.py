@@ -205,6 +205,9 @@ def choices(table: Table) -> Iterator[Guess]:
                 settings = {"context_field": None} | fields | {"choices_field": these, "label_field": label.name}
                 reason = f"{label.name!r} says which of {size} choices is right"
                 yield Guess("multiple_choice", 0.97, reason, settings, tuple(fields.values()), of_counts(label))
+            elif {*label.numbers} == {*range(1, size + 1)} and re.search("answer|label|correct", label.name):
+                unfit = f"{label.name!r} counts the choices from 1; write its numbers from 0, or letters"
+                yield Guess("multiple_choice", 0.96, unfit, unfit=unfit)
 
 
 def labelled(table: Table) -> Iterator[Guess]:

@@ -117,6 +117,8 @@ UNREADABLE = {
     "title.csv": b"Feedback of March;;\n;;\nDate;Text;Label\n" + b"2026-03-01;it is so good;a\n" * 20,
     "fasttext.txt": b"__label__ham how are you today\n__label__spam you won a prize\n" * 20,
     "speech.wav": b"RIFF",
+    "from_one.csv": b"question,option1,option2,answer\n"
+    + b"what is it now?,this one,that one,1\nand who was it?,he there,she there,2\n" * 20,
     "spans.jsonl": b'{"text": "Anna saw it with her own eyes", "label": [[0, 4, "PER"]]}\n' * 3,
 }
 
