@@ -1,6 +1,7 @@
 """Files in the many shapes in which people have their data: name -> (what writes it into a folder, the right task)."""
 
 import csv
+import gzip
 import io
 import json
 import random
@@ -255,6 +256,90 @@ def table_without_names_of_columns(folder):
     return folder / "sms.tsv"
 
 
+@written("sequence_classification")
+def quoted_rows_without_names_of_columns(folder):
+    words = Words()
+    rows = [f'"{1 + index % 4}","{words.one("", words()[:20])}","{words(2)}"\n' for index in range(60)]
+    (folder / "ag.csv").write_text("".join(rows))
+    return folder / "ag.csv"
+
+
+@written("sequence_classification")
+def text_file_with_tabs(folder):
+    words = Words()
+    (folder / "sms.txt").write_text("".join(f"{words.one('ham', 'spam')}\t{words()}\n" for _ in range(60)))
+    return folder / "sms.txt"
+
+
+@written("sequence_classification")
+def text_file_with_semicolons(folder):
+    words = Words()
+    (folder / "train.txt").write_text("".join(f"{words()};{words.one('joy', 'anger')}\n" for _ in range(60)))
+    return folder / "train.txt"
+
+
+@written("sequence_classification")
+def workbook_whose_first_sheet_has_no_rows(folder):
+    import openpyxl
+
+    words, book = Words(), openpyxl.Workbook()
+    book.active.append(["How to fill this in"])
+    sheet = book.create_sheet("answers")
+    sheet.append(["Comment", "Category"])
+    for _ in range(60):
+        sheet.append([words(), words.one("praise", "complaint")])
+    book.save(folder / "answers.xlsx")
+    return folder / "answers.xlsx"
+
+
+@shape("sequence_classification", "snli.jsonl")
+def labels_of_annotators_beside_the_gold_one(words, index):
+    labels = [words.one("entailment", "neutral", "contradiction") for _ in range(5)]
+    row = {"annotator_labels": labels, "gold_label": labels[0], "pairID": f"{index}c"}
+    return row | {"sentence1": words(), "sentence2": words(), "sentence1_parse": f"( {words()} )"}
+
+
+@written("sequence_classification")
+def rows_by_their_ids(folder):
+    words = Words()
+    rows = {f"id{index}": {"text": words(2), "label": words.one("a", "b")} for index in range(60)}
+    (folder / "rows.json").write_text(json.dumps(rows))
+    return folder / "rows.json"
+
+
+@written("sequence_classification")
+def columns_as_pandas_writes_them(folder):
+    words = Words()
+    columns = {"text": lambda: words(2), "label": lambda: words.one("a", "b")}
+    table = {name: {str(index): value() for index in range(60)} for name, value in columns.items()}
+    (folder / "frame.json").write_text(json.dumps(table))
+    return folder / "frame.json"
+
+
+@written("sequence_classification")
+def packed_table(folder):
+    words = Words()
+    rows = [{"text": words(2), "label": words.one("spam", "ham")} for _ in range(60)]
+    (folder / "reviews.csv.gz").write_bytes(gzip.compress(as_csv(rows).encode()))
+    return folder / "reviews.csv.gz"
+
+
+@shape("sequence_classification", "news.csv")
+def dates_and_ids_that_look_like_classes(words, index):
+    row = {"date": f"{1 + index % 5:02}/03/2026", "store_id": 1000 + index % 9, "headline": words()}
+    return row | {"section": words.one("sport", "politics", "arts")}
+
+
+@shape("sequence_classification", "tweets.csv")
+def sentiment_below_and_above_zero(words, index):
+    return {"tweet": f"„{words()}“", "sentiment": index % 3 - 1}
+
+
+@shape("sequence_classification", "comments.csv")
+def yes_or_no(words, index):
+    return {"comment": words(2), "urgent": words.one("yes", "no")}
+
+
 # ---- several classes
 
 
@@ -293,6 +378,11 @@ def many_numbers_and_one_text(words, index):
 @shape("sequence_regression", "mqm.tsv")
 def quality_of_translations(words, index):
     return {"lp": "en-de", "src": words(), "mt": words.german(), "ref": words.german(), "score": round(-index / 7, 3)}
+
+
+@shape("sequence_regression", "flats.csv")
+def rent_with_decimals(words, index):
+    return {"flat": words(2), "rent": f"{400 + 7.5 * index:.2f}"}
 
 
 # ---- two texts
@@ -365,6 +455,19 @@ def tags_as_lists_in_a_table(words, index):
     return {"sentence": " ".join(tokens), "words": tokens, "pos": ["NN" if len(word) > 4 else "X" for word in tokens]}
 
 
+@shape("token_classification", "ner_dataset.csv", 240)
+def a_word_in_each_row(words, index):
+    number, place = divmod(index, 6)
+    sentence = {"Sentence #": "" if place else f"Sentence: {number + 1}", "Word": words.one("London", "calls", "Anna")}
+    return sentence | {"POS": ("NNP", "VBZ", ".")[place % 3], "Tag": ("B-geo", "O", "O")[place % 3]}
+
+
+@shape("token_classification", "ner.parquet", 240)
+def a_word_and_its_sentence_in_each_row(words, index):
+    word, tag = words.one(("Paris", "B-geo"), ("sleeps", "O"), ("Anna", "B-per"), ("Smith", "I-per"))
+    return {"tag": tag, "sentence_id": index // 6, "word": word}
+
+
 # ---- questions
 
 
@@ -399,6 +502,12 @@ def choices_with_letters(words, index):
     return {"id": f"a{index}", "question": words() + "?", "choices": options, "answerKey": words.one("A", "B", "C")}
 
 
+@shape("multiple_choice", "arc.jsonl")
+def texts_of_choices_before_their_letters(words, index):
+    options = {"text": [words() for _ in range(4)], "label": list("ABCD")}
+    return {"id": f"M{index}", "question": words() + "?", "choices": options, "answerKey": words.one(*"ABCD")}
+
+
 @shape("multiple_choice", "swag.csv")
 def endings_in_columns(words, index):
     endings = {f"ending{number}": words() for number in range(4)}
@@ -425,6 +534,19 @@ def questions_and_worked_answers(words, index):
 def messages_of_openai(words, index):
     turns = [{"role": "user", "content": words()}, {"role": "assistant", "content": words(2)}]
     return {"messages": [{"role": "system", "content": "Be kind."}, *turns]}
+
+
+@shape("instruction_tuning", "tools.jsonl")
+def messages_that_call_tools(words, index):
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+    call = {"name": "weather", "arguments": json.dumps({"city": words.one("Paris", "Berlin")})}
+    turns = [
+        {"role": "user", "content": words()},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "rain"},
+        {"role": "assistant", "content": words()},
+    ]
+    return {"messages": turns, "tools": [{"type": "function", "function": function}]}
 
 
 @shape("instruction_tuning", "sharegpt.json")
@@ -493,6 +615,15 @@ def folder_of_photos_by_class(folder):
         write_image(folder / ("cat", "dog")[index % 2] / f"{index}.jpg", index)
     (folder / "Thumbs.db").write_bytes(b"x")
     return folder
+
+
+@shape("image_classification", "photos.parquet")
+def images_as_bytes(words, index):
+    from PIL import Image
+
+    encoded = io.BytesIO()
+    Image.new("RGB", (40, 36), (index * 4, 90, 10)).save(encoded, "PNG")
+    return {"image": encoded.getvalue(), "label": index % 2}
 
 
 @written("image_classification")

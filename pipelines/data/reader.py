@@ -18,6 +18,7 @@ Example = tuple[str, dict[str, Any]]
 # The same, or in place of the row the error of one that cannot be used, after which a reader goes on.
 Read = tuple[str, dict[str, Any] | UserError]
 GROUPS = "group_field"  # the setting of the data section that names the column of groups
+SENTENCES = "sentence_field"  # the setting that names the column of the sentence to which a row of one word belongs
 SOME = 100  # first rows, of which at least one must be readable
 
 
@@ -61,8 +62,14 @@ class View(ABC):
     def only(self, *columns: str | None) -> Self:
         """The same view of these columns alone."""
         view = copy.copy(self)
-        view.columns = {field: name for field, name in self.columns.items() if name in columns}
+        view.columns = {field: name for field, name in self.columns.items() if name in columns or field == SENTENCES}
         return view
+
+    def joined(self, rows: Iterator[tuple[Row, Any]]) -> Iterator[tuple[Row, Any]]:
+        """The rows; where they hold a word each and a setting names the column of their sentence, one for each
+        sentence, which has lists of what its rows hold."""
+        column = self.columns.get(SENTENCES)
+        return rows if column is None else sentences(rows, column, [column, self.columns.get(GROUPS), "file"])
 
     def check_some(self, rows: Iterable[Row], field: str) -> None:
         """Raise UserError where the first rows cannot be used: a fault is found before anything is encoded."""
@@ -182,7 +189,7 @@ class Reader(Source):
         """Every row after a place, also one that cannot be read, each with the place after it, as JSON."""
 
     def read_from(self, place: Any = None) -> Iterator[tuple[Row, Any, Any]]:
-        for row, after in self.rows_from(place):
+        for row, after in self.view.joined(self.rows_from(place)):
             yield row, self.view(row, self.field), after
 
     def check(self) -> None:
@@ -218,6 +225,37 @@ class Reader(Source):
     def identity(self) -> Any:
         named = {"class names": names} if any(names := self.named()) else {}
         return self.view.identity() | named
+
+
+def sentences(rows: Iterable[tuple[Row, Any]], column: str, shared: list[str | None]) -> Iterator[tuple[Row, Any]]:
+    """A row for each run of rows with one value in a column, and the place after it; an empty one goes on.
+
+    shared: columns that have one value for a sentence, its first row's. A row that cannot be read stands for its
+    sentence; one without the column stays as it is.
+    """
+    parts: list[Row] = []
+    end, sentence = None, None
+    for row, after in rows:
+        value = row.values.get(column, row) if isinstance(row.values, dict) else None
+        if parts and value not in (None, "", sentence):
+            yield sentence_of(parts, column, shared), end
+            parts = []
+        sentence = value if not parts or value not in (None, "") else sentence
+        parts.append(row)
+        end = after
+    if parts:
+        yield sentence_of(parts, column, shared), end
+
+
+def sentence_of(parts: list[Row], column: str, shared: list[str | None]) -> Row:
+    first = next((row for row in parts if not isinstance(row.values, dict)), parts[0])
+    if not isinstance(first.values, dict) or column not in first.values:
+        return first
+    values = {
+        name: value if name in shared else [row.values.get(name) for row in parts]
+        for name, value in first.values.items()
+    }
+    return first._replace(values=values)
 
 
 def check_some(reads: Iterable[Read]) -> None:

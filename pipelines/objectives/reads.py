@@ -22,8 +22,8 @@ AS_READ = (
     "[[ ]]) an answer within it"
 )
 
-# Settings that name columns of labels, which rows that are asked about do not have.
-LABELS = ("label_field", "tags_field", "answer_text_field", "answer_start_field")
+# Settings that name columns of labels, which rows that are asked about do not have, or of no content.
+LABELS = ("label_field", "tags_field", "sentence_field", "answer_text_field", "answer_start_field")
 
 
 def columns_of(settings: Any) -> dict[str, str]:

@@ -49,6 +49,12 @@ STRATEGIES = {"first": "first", "last": None, "all": "simple"}
 @dataclass
 class TokenClassificationSettings(NamedClassSettings):
     tokens_field: str = doc("column with the list of words of a sentence", "tokens")
+    sentence_field: str | None = doc(
+        "column that says to which sentence a word belongs, of tables with a word in each row (there tokens_field and "
+        "tags_field name the columns of a word and its tag): another value begins a sentence, an empty one goes on; "
+        "null: a sentence is in each row",
+        None,
+    )
     tags_field: str = doc("column with the list of their tags, names or numbers", "tags")
     scheme: Literal["bio", "iob1", "io", "bioes", "bilou", "bmes", "bmewo", "plain"] | None = doc(
         "how tags mark entities: bio (B- begins one, I- goes on; also called BIO2), iob1 (I- begins one, too), io (I- "

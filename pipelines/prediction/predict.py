@@ -25,7 +25,7 @@ from ..data.account_words import unusual
 from ..data.cells import IfThere, cell
 from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
-from ..data.reader import SOME
+from ..data.reader import SENTENCES, SOME
 from ..errors import UserError, did_you_mean, loading
 from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
@@ -258,8 +258,9 @@ def prepare_prediction(
     """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
     recipe = recipe_of_model(str(model), trust_remote_code)
     named = Columns(read or {})
-    settings = [*columns_of(recipe.learned).values()] if recipe.learned else []
-    rows = Unlabelled(given, recipe.data, [*settings, recipe.data.text_field, *named.renamed.values()])
+    settings = columns_of(recipe.learned) if recipe.learned else {}
+    known = [*settings.values(), recipe.data.text_field, *named.renamed.values()]
+    rows = Unlabelled(given, recipe.data, known, settings.get(SENTENCES))
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
     available = named.there(rows.first)

@@ -9,13 +9,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import cell, cell_names
+from ..data.cells import IfThere, cell, cell_names
 from ..data.documents import UTF8, Limits
 from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import file_identities, open_file
 from ..data.image_files import is_image_file
-from ..data.reader import SOME, ExampleView, Row
+from ..data.reader import SENTENCES, SOME, ExampleView, Row
 from ..errors import UserError, did_you_mean, nearest
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
@@ -60,14 +60,19 @@ class Unlabelled(FileReader):
 
     given: paths, globs and folders, which stand for the files in them; or mappings. A table has its columns, an image
     file the column `image`, a text file `text`. trained: the data section by which files are read that do not tell
-    otherwise. known: columns that the model may read. Raises UserError for a file that is missing or of an unknown
-    format, and where there is no row, or none that can be read.
+    otherwise. known: columns that the model may read. sentences: the one by which rows of a word each are joined.
+    Raises UserError for a file that is missing or of an unknown format, and where there is no row, or none that can be
+    read.
 
     first: the columns of the first row that can be read.
     """
 
     def __init__(
-        self, given: str | Path | Iterable[Any], trained: DataSection | None = None, known: Collection[str] = ()
+        self,
+        given: str | Path | Iterable[Any],
+        trained: DataSection | None = None,
+        known: Collection[str] = (),
+        sentences: str | None = None,
     ):
         self.trained, self.known = Limits.of(trained or DataSection()), list(known)
         given = [given] if isinstance(given, str | Path) else list(given)
@@ -76,7 +81,8 @@ class Unlabelled(FileReader):
         patterns = [
             os.path.join(glob.escape(one), "**", "*") if Path(one).expanduser().is_dir() else one for one in named
         ]
-        super().__init__(FIELD, patterns, AskedView({}, Limits.of(DataSection())))
+        columns = {} if sentences is None else {SENTENCES: IfThere(sentences)}
+        super().__init__(FIELD, patterns, AskedView(columns, Limits.of(DataSection())))
         faults = []
         for _, row in islice(self, SOME):
             if isinstance(row, dict):

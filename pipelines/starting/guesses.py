@@ -14,6 +14,7 @@ from .what_columns_hold import Column, Table, hints
 
 IMAGE = re.compile(r".*\.(png|jpe?g|bmp|gif|webp|tiff?)", re.IGNORECASE)
 MARKED = re.compile(r"O|[BIESLUM]-\S+")
+OF_SENTENCE = re.compile("sent(?!im)|satz|phrase", re.IGNORECASE)
 TWIN = re.compile(r"(?<![a-z])[ab](?![a-z])|\d")  # of sentence1 and sentence2, text_a and text_b
 CHOICE = re.compile(r"(.*(?:option|choice|ending|answer|candidate)[ _]?)?([a-e]|\d)", re.IGNORECASE)
 OF_CLASSES = {"metrics": ["accuracy", "f1_macro"]}
@@ -102,7 +103,7 @@ def of_counts(column: Column) -> str:
 
 def images(table: Table) -> Iterator[Guess]:
     for column in table.columns.values():
-        found = [one for one in column.filled if isinstance(one, dict) and "bytes" in one]
+        found = [one for one in column.filled if isinstance(one, bytes) or (isinstance(one, dict) and "bytes" in one)]
         found += [text for text in column.texts if IMAGE.fullmatch(text)]
         if found and len(found) >= 0.95 * len(column.filled):
             own, reason = (
@@ -116,8 +117,20 @@ def images(table: Table) -> Iterator[Guess]:
             yield Guess("masked_image", 0.9, reason, own)
 
 
+def is_tag(column: Column) -> bool:
+    """Whether it holds a tag of a word in each row."""
+    return bool(column.counts["O"] and column.texts) and all(MARKED.fullmatch(tag) for tag in column.counts)
+
+
+def sentence_field_of(table: Table) -> str | None:
+    """The column that says to which sentence the word in a row belongs; None: none does, or rows hold no tags."""
+    named = [one.name for one in table.columns.values() if OF_SENTENCE.search(one.name) and len(one.counts) > 1]
+    return next(iter(named), None) if any(map(is_tag, table.content())) else None
+
+
 def tags(table: Table) -> Iterator[Guess]:
-    sequences = {column: column.lists or [text.split() for text in column.texts] for column in table.columns.values()}
+    columns = sorted(table.columns.values(), key=lambda column: -len(column.counts))  # words before their tags
+    sequences = {column: column.lists or [text.split() for text in column.texts] for column in columns}
     for words, tagged in ((one, other) for one in sequences for other in sequences if one is not other):
         pairs = list(zip(sequences[words], sequences[tagged]))
         are_tags = bool(pairs) and all(len(one) == len(other) for one, other in pairs)
@@ -127,14 +140,15 @@ def tags(table: Table) -> Iterator[Guess]:
         marked = all(MARKED.fullmatch(tag) for tag in kinds)
         if marked or (words.lists and tagged.lists and len(kinds) < min(100, len(words.counts))):
             reason = f"each word in {words.name!r} has a tag in {tagged.name!r}"
-            settings = {"tokens_field": words.name, "tags_field": tagged.name}
+            own = {"sentence_field": table.sentence_field} if table.sentence_field else {}
+            settings = {"tokens_field": words.name, **own, "tags_field": tagged.name}
             score = 0.9 + 0.05 * marked + 0.02 * isinstance(pairs[0][1][0], str) + 0.01 * tagged.has_names
             if max(len(one) for one, _ in pairs) > 1:
                 yield Guess("token_classification", score, reason, settings, (words.name,), of_counts(tagged))
     for column in table.content():
         reason = f"{column.name!r} holds tags"
-        if column.counts["O"] and column.texts and all(MARKED.fullmatch(tag) for tag in column.counts):
-            way_out = "write a .conll file: a word and its tag in each line, an empty line after each sentence"
+        if is_tag(column):
+            way_out = "name the column that numbers the sentences `sentence`, or write a .conll file"
             yield Guess("token_classification", 0.94, reason, unfit=f"a word is in each row; {way_out}")
         if column.lists and not column.counts and isinstance(column.lists[0][0], list):
             way_out = "write lists of words and of their tags, or a .conll file"
@@ -191,10 +205,16 @@ def choices(table: Table) -> Iterator[Guess]:
                 settings = {"context_field": None} | fields | {"choices_field": these, "label_field": label.name}
                 reason = f"{label.name!r} says which of {size} choices is right"
                 yield Guess("multiple_choice", 0.97, reason, settings, tuple(fields.values()), of_counts(label))
+            elif {*label.numbers} == {*range(1, size + 1)} and re.search("answer|label|correct", label.name):
+                unfit = f"{label.name!r} counts the choices from 1; write its numbers from 0, or letters"
+                yield Guess("multiple_choice", 0.96, unfit, unfit=unfit)
 
 
 def labelled(table: Table) -> Iterator[Guess]:
     settings, reads, pair = text_fields(table)
+    if reads and table.columns[reads[0]].texts[0].startswith("__label__"):  # fastText
+        way_out = "write a table of two columns, the labels and the text behind them"
+        yield Guess("sequence_classification", 0.9, "", unfit=f"`__label__` begins its lines; {way_out}")
     noun, few = "pair of texts" if pair else "text", 0.12 * (len(table.content()) <= len(reads) + 2)
     for label in labels_of(table, reads) if reads else ():
         reason = f"{label.name!r} holds {len(label.counts)} values that come again and again, one for each {noun}"
@@ -275,7 +295,8 @@ def corpora(table: Table) -> Iterator[Guess]:
     others = [column for column in table.content() if column.is_class or column.numbers]
     for text in texts[:1]:
         bodies = [column for column in texts if column is text or column.hint("texts") != 1]  # beside titles
-        score = 0.3 if len(bodies) > 1 or any(column.hint("labels") for column in others) else 0.55
+        are_labels = any(c.hint("labels") or {text.lower() for text in c.counts} <= {"yes", "no"} for c in others)
+        score = 0.3 if len(bodies) > 1 or are_labels else 0.55
         reason = f"{text.name!r} holds texts" + ", and no other column classes or answers" * (score > 0.5)
         score += 0.1 * (text.words > 100) + 0.2 * (len(table.content()) == 1)
         for task, less in (("causal", 0.0), ("masked", 0.1)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..data.documents import Document, Limits
-from ..data.file_formats import FILE_FORMATS, Excel, Separated, format_of
+from ..data.file_formats import FILE_FORMATS, SEPARATORS, Excel, Separated, format_of
 from ..data.file_reader import FileReader
 from ..data.files import open_file
 from ..data.hub_reader import HubReader
@@ -18,7 +18,7 @@ from ..data.image_files import is_image_file
 from ..data.opening import open_reader
 from ..data.patterns import find_files
 from ..data.plain_text import CODE_AND_MARKUP, TEXT
-from ..data.reader import ExampleView, TextView
+from ..data.reader import SENTENCES, ExampleView, TextView
 from ..errors import UserError, first_line
 from ..generation import HUB_NAME
 from ..recipes.schema import DataSection
@@ -35,6 +35,7 @@ class NamedData:
 
     def __init__(self, name: str):
         self.name, self.unused, self.is_text, self.is_images = name, [], False, False
+        self.sentence_field: str | None = None
         path = Path(name).expanduser()
         if path.is_dir():
             self.section = self._of_folder(path)
@@ -98,8 +99,8 @@ class NamedData:
         return train | {f"{split}_split": one for split, one in found.items() if one is not None}
 
     def rows(self, split: str = "train") -> Iterator[dict[str, Any] | UserError]:
-        """The rows of a split with all columns that they have; of plain text the first ones. How a file is read is
-        noted in the section."""
+        """The rows of a split with all columns that they have, joined by sentence_field; of plain text the first ones.
+        How a file is read is noted in the section."""
         section = DataSection(**self.section)
         if self.is_images:
             paths = sorted(glob.glob(f"{glob.escape(self.section['files'])}/**/*", recursive=True))
@@ -114,7 +115,8 @@ class NamedData:
         if isinstance(reader, FileReader):
             self.section |= reader.found_in(reader.paths[0])
         if not columns:
-            reader = reader.seeing(ExampleView(columns_of(reader), limits))
+            joined = {SENTENCES: self.sentence_field} if self.sentence_field else {}
+            reader = reader.seeing(ExampleView(columns_of(reader) | joined, limits))
         return (row for _, (_, row), _ in reader.read_from())
 
     def keep_splits_with(self, columns: list[str]) -> None:
@@ -147,8 +149,11 @@ def separator_in(path: Path) -> str | None:
     """The name of what separates values in each line of a text file, as many times; None: it is no table."""
     with open_file(path, Limits.of(DataSection()).encoding) as stream:
         lines = [line.decode("utf-8", "replace") for line in islice(stream, FIRST_TEXTS) if line.strip()]
-    numbers = {line.count("\t") for line in lines}
-    return "tab" if len(lines) > 1 and len(numbers) == 1 and numbers != {0} else None
+    for name, fewest in (("tab", 2), ("semicolon", 10), ("bar", 10)):
+        numbers = {line.count(SEPARATORS[name]) for line in lines}
+        if len(lines) >= fewest and len(numbers) == 1 and numbers != {0}:
+            return name
+    return None
 
 
 def split_of(path: Path) -> str | None:

@@ -55,7 +55,7 @@ class Column:
     def counts(self) -> Counter[str]:
         """How often each value is there; of lists each of their items."""
         items = [item for value in self.lists for item in value] or self.filled
-        return Counter(" ".join(str(item).split()) for item in items if not isinstance(item, dict | list))
+        return Counter(" ".join(str(item).split()) for item in items if not isinstance(item, dict | list | bytes))
 
     @cached_property
     def words(self) -> float:
@@ -134,28 +134,38 @@ class Column:
 
 class Table:
     """Some rows, spread over all there are, and their columns. number: of the first MOST_ROWS those that can be read.
+    sentence_field: the column by which rows of a word each were joined.
 
-    Raises UserError where there are none.
+    Raises UserError where there are none, or fewer than rows that cannot be read.
     """
 
-    def __init__(self, rows: Iterable[dict[str, Any] | UserError], name: str):
-        self.rows, self.number, step, fault = [], 0, 1, None
+    def __init__(self, rows: Iterable[dict[str, Any] | UserError], name: str, sentence_field: str | None = None):
+        self.rows, self.number, self.sentence_field, step, faults = [], 0, sentence_field, 1, []
         for row in islice(rows, MOST_ROWS):
             if isinstance(row, UserError):
-                fault = fault or row
+                faults.append(row)
                 continue
             self.rows += [row] if self.number % step == 0 else []
             self.number += 1
             if len(self.rows) > KEPT:
                 self.rows, step = self.rows[::2], 2 * step
+        if len(faults) > self.number:
+            raise faults[0]
         if not self.rows:
-            raise fault or UserError(f"{name} holds no row")
+            raise UserError(f"{name} holds no row")
         names = dict.fromkeys(name for row in self.rows[:200] for name in names_of(row))
         self.columns = {name: Column(name, [value_of(row, name) for row in self.rows]) for name in names}
 
     def names_of_values(self) -> list[str] | None:
-        """Names for the columns, where those that the data give are values of a row; None: they are names."""
+        """Names for the columns, where those that the data give are values of a row; None: they are names.
+
+        Raises UserError where the first line is a title.
+        """
         columns = list(self.columns.values())
+        unnamed = [one for one in columns if re.fullmatch(r"|column \d+", one.name) and one.share > 0.5]
+        if columns[0].name and 2 * len(unnamed) >= len(columns):
+            named = f"the first line names {columns[0].name!r} and leaves others without a name"
+            raise UserError(f"{named}; delete the lines above that which names the columns")
         prose = [column for column in columns if column.is_prose]
         is_class_named = any(column.is_class and column.name in column.counts for column in columns)
         if not is_class_named and not (prose and all(len(column.name.split()) > 3 for column in prose)):

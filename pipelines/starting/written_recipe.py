@@ -23,11 +23,12 @@ from ..recipes.strict_yaml import StrictDumper
 from ..recipes.usual_rates import ENOUGH_STEPS, MOST_EPOCHS, PRETRAINED_EPOCHS
 from ..words import counted, short_number
 from .beginnings import Beginning, begin
-from .guesses import Guess, guesses
+from .guesses import Guess, guesses, sentence_field_of
 from .named_data import NamedData
 from .what_columns_hold import Table, value_of
 
 LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # tokens
+OF_LENGTH = ("max_length", "max_target_length", "sequence_length")
 MANY = 5000  # rows of which the usual share is enough for validation
 MOST_ENTRIES = 8192  # of a new vocabulary
 FRESH_STEPS, FRESH_EPOCHS = 600, 30  # of weights from nothing: at least so many steps, and at most so many passes
@@ -50,6 +51,9 @@ def start(name: str, task: str | None = None, model: str | None = None) -> "Writ
     if data.names_columns_by_a_line and (names := table.names_of_values()):
         data.section["column_names"] = names
         table = Table(data.rows(), name)
+    data.sentence_field = sentence_field_of(table)
+    if data.sentence_field is not None:
+        table = Table(data.rows(), name, data.sentence_field)
     found = guesses(table)
     fitting = ", ".join(guess.task for guess in found)
     if not found:
@@ -115,13 +119,11 @@ class Written:
         around = 24 + 256 * (TOOLS in columns) if self.objective.continues_prompts else 2
         needed = 1.05 * most + around  # what stands around a text
         words = f"tokens: half of the texts {'' if self.is_known else 'about '}{half} or fewer, 95 % {most}"
-        length = next((size for size in LENGTHS if size >= needed), LENGTHS[-1])
-        most = self.config and most_positions(self.config)
-        return min(length, most or length), f"{words}, the longest {longest}"
+        return next((size for size in LENGTHS if size >= needed), LENGTHS[-1]), f"{words}, the longest {longest}"
 
     def _positions(self) -> int:
         section = self.sections[self.learned]
-        return max(64, *(section.get(name) or 0 for name in ("max_length", "max_target_length", "sequence_length")))
+        return max(64, *(section.get(name) or 0 for name in OF_LENGTH))
 
     # ---- sections
 
@@ -157,7 +159,10 @@ class Written:
         for name, columns in wanted.items():
             if name in known and name not in section and columns:
                 section[name], self.comments[self.learned, name] = self._length_for(columns)
-        return section | ({"sequence_length": self._row_length()} if "sequence_length" in known else {})
+        section |= {"sequence_length": self._row_length()} if "sequence_length" in known else {}
+        most = self.config and most_positions(self.config)
+        lengths = [name for name in section if most and name in OF_LENGTH]
+        return section | {name: min(section[name], most) for name in lengths}
 
     def _row_length(self) -> int:
         """Tokens of a row of a corpus: 256, or fewer where the corpus has hardly any such rows."""
@@ -191,9 +196,10 @@ class Written:
         from PIL import Image
 
         image = next(value for row in self.table.rows for value in row.values() if value is not None)
-        path = Path((image.get("path") or "") if isinstance(image, dict) else image)
+        held = image if isinstance(image, dict) else {"bytes" if isinstance(image, bytes) else "path": image}
+        path = Path(held.get("path") or "")
         beside = path if path.exists() else Path(self.data.section["files"]).parent / path
-        with Image.open(BytesIO(image["bytes"]) if isinstance(image, dict) and image["bytes"] else beside) as opened:
+        with Image.open(BytesIO(held["bytes"]) if held.get("bytes") else beside) as opened:
             side, is_grey = min(opened.size), opened.mode in ("1", "L")
         patch = 4 if side <= 48 else 8
         return {"image_size": min(96, side // patch * patch), "patch_size": patch, "num_channels": 1 if is_grey else 3}

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from people_files import SHAPES, Words, as_csv, as_lines
 
 MOST_LINES = 30
-NEEDS = {"workbook_of_feedback": "openpyxl"} | {name: "PIL" for name in SHAPES if "photos" in name}
+NEEDS = {name: "openpyxl" for name in SHAPES if "workbook" in name}
+NEEDS |= {name: "PIL" for name in SHAPES if "photos" in name or "images" in name}
 # Learned only from a model that answers already, which a machine without the Hub and without a run has not.
 NEEDS_A_MODEL = ("chosen_and_rejected", "preferred_conversations")
 # What is right for the real data sets, by their folders.
@@ -77,7 +78,7 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
             "one_long_text",
             "conll_in_text_files",
         ),
-        *("a_column_for_each_class", "folders_of_texts_by_class"),
+        *("a_column_for_each_class", "folders_of_texts_by_class", "a_word_in_each_row"),
     ],
 )
 def test_a_recipe_from_nothing_trains(name, folder, capsys, monkeypatch):
@@ -112,6 +113,12 @@ UNREADABLE = {
     "broken.parquet": b"PAR1 no",
     "unknown.docx": b"PK\x03\x04",
     "words.csv": b"sentence,word,tag\n" + b"1,London,B-LOC\n1,calls,O\n1,you,O\n" * 20,
+    "remarks.csv": b"# exported in March\n# by the shop\ntext,label\n" + b"it is fine,a\nit is not,b\n" * 20,
+    "title.csv": b"Feedback of March;;\n;;\nDate;Text;Label\n" + b"2026-03-01;it is so good;a\n" * 20,
+    "fasttext.txt": b"__label__ham how are you today\n__label__spam you won a prize\n" * 20,
+    "speech.wav": b"RIFF",
+    "from_one.csv": b"question,option1,option2,answer\n"
+    + b"what is it now?,this one,that one,1\nand who was it?,he there,she there,2\n" * 20,
     "spans.jsonl": b'{"text": "Anna saw it with her own eyes", "label": [[0, 4, "PER"]]}\n' * 3,
 }
 
@@ -151,6 +158,8 @@ def test_a_model_is_set_and_adapted_where_it_does_not_fit(folder, monkeypatch, t
     path = str(given_file("texts_and_numbered_labels", folder))
     whole = parse_yaml(start(path, model=str(model)).text, "")
     assert whole["model"] == {"name_or_path": str(model)} and "lora" not in whole["training"]
+    questions = start(str(given_file("squad_as_lines", folder)), model=str(model)).text
+    assert parse_yaml(questions, "")["task"]["max_length"] == tiny_encoder_config().max_position_embeddings
     monkeypatch.setattr(written_recipe, "memory_of_this_machine", lambda: 10_000)
     assert parse_yaml(start(path, model=str(model)).text, "")["training"]["lora"] == {"r": 16}
 
