@@ -476,9 +476,8 @@ class Excel(FileFormat):
         return {"sheet": names[0]} if limits.sheet is None and len(names) > 1 else {}
 
     def like(self, path, limits, other):
-        limits = replace(limits, column_names=other.column_names)
         is_there = other.sheet in contents.value(path, "sheets by rows", self._sheets)
-        return replace(limits, sheet=other.sheet) if is_there else limits
+        return replace(limits, column_names=other.column_names, sheet=other.sheet if is_there else limits.sheet)
 
     def _sheets(self, path: Path) -> list[str]:
         """The names of the sheets, those first that have a row below the names."""

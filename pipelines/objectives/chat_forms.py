@@ -27,6 +27,7 @@ WHOLE = ("messages", "conversations", "conversation")
 TABLE = (
     ("preference", {"prompt_field": ("prompt", "instruction", "question", "query")} | PREFERRED),
     ("preference", {"prompt_field": ("input",), "input_field": None} | PREFERRED),
+    ("preference", {"prompt_field": WHOLE} | PREFERRED),  # where chosen and rejected are one message
     ("preference", {"prompt_field": None} | PREFERRED),
     ("openai", {"messages_field": WHOLE}),
     ("sharegpt", {"messages_field": WHOLE}),
@@ -73,6 +74,8 @@ def recognise(
     others = [one for one in kinds if one not in COLUMNS and (is_asked or _holds_answers(rows, one))]
     for form, parts in (*TABLE, *((whole, {"messages_field": others}) for whole in SAID[:2])):
         settings = _settings(form, parts, kinds, is_asked)
+        if settings.get("prompt_field") in WHOLE and _holds_answers(rows, "chosen"):
+            continue  # the prompt stands in those, too
         found = ChatForm(form, settings | _beside(kinds, settings.get("prompt_field")))
         if any(settings.values()) and task in (None, found.task) and name in (None, form):
             return found

@@ -131,7 +131,7 @@ class Written:
         section, number = self.data.section | self.guess.data, self.table.number
         read = [*columns_of(self.objective.Settings(**self.guess.settings)).values()]
         read += [name for name in self.table.columns if self.guess.needs(name)]
-        unread = [name for name in self.table.columns if not any(f"{one}.".startswith(f"{name}.") for one in read)]
+        unread = [name for name in self.table.columns if not any(hold(one, name) for one in read)]
         words = f"; not read: {', '.join(unread[:4])}{', ...' * (len(unread) > 4)}" if unread else ""
         words += f"; of no split: {', '.join(self.data.unused[:3])}" if self.data.unused else ""
         self.comments["data", next(iter(section))] = counted(number, "row") + words
@@ -235,6 +235,12 @@ class Written:
             for setting, value in section.items():
                 lines += commented(f"  {setting}: {flow(value)}", self.comments.get((name, setting)))
         return "\n".join(lines) + "\n"
+
+
+def hold(one: str, other: str) -> bool:
+    """Whether one of two columns is the other, or a part of it."""
+    shorter, longer = sorted((f"{one}.", f"{other}."), key=len)
+    return longer.startswith(shorter)
 
 
 def flow(value: Any) -> str:

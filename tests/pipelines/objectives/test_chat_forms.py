@@ -83,6 +83,7 @@ PAIRS = {
     "messages": {"prompt": ASKED, "chosen": TOLD[0], "rejected": WORSE[1]},
     "lists": {"prompt": ASKED, "chosen": TOLD, "rejected": WORSE[1:]},
     "conversations": {"prompt": "Rain?", "chosen": CHAT, "rejected": WORSE, "messages": CHAT},
+    "a conversation before them": {"conversations": ASKED, "chosen": TOLD[0], "rejected": WORSE[1]},
     "an implicit prompt": {"chosen": CHAT, "rejected": WORSE},
     "transcripts": {part: f"\n\nHuman: Rain?\n\nAssistant: {said}" for part, said in HH.items()},
 }
