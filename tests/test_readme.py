@@ -456,6 +456,7 @@ def test_the_recipe_explained_is_the_one_shipped():
 
 def test_data_sections_of_the_pages_give_rows(on_stage, capsys):
     sections = [parse_yaml(block, "your_data.md") for block in blocks("yaml", PAGES["your_data"])]
+    sections = [section for section in sections if "task" not in section]  # of what quickstart learns
     assert sections
     for section in sections:
         recipe = shipped_yaml("recipes", "quickstart") | section

@@ -16,7 +16,7 @@ def add_arguments(add_parser) -> None:
         epilog="examples:\n"
         '  anyformer inspect runs/quickstart "def add(a, b):"\n'
         '  anyformer inspect runs/imdb_classify "not a terrible film" "a terrible film" --word terrible\n'
-        "  anyformer inspect runs/imdb_classify --texts reviews.csv --word film --word plot --figure L0.H1 L1.H3\n"
+        "  anyformer inspect runs/imdb_classify --texts reviews.csv --word film --figure L0.H1 L1.H3\n"
         '  anyformer inspect runs/multi30k_en_de "A man is sleeping." --target "Ein Mann schläft."',
     )
     parser.add_argument("model", metavar="MODEL", help="a model's or adapter's folder, or its name on the Hub")

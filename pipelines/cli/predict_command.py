@@ -21,7 +21,7 @@ def add_arguments(add_parser) -> None:
         epilog="examples:\n"
         "  anyformer predict runs/trec_classify questions.csv --out answers.csv\n"
         "  anyformer predict runs/trec_classify mails.jsonl --read text=body --out answers.parquet\n"
-        "  anyformer predict runs/trec_classify mails.jsonl --read text=body --columns id --top 2 --threshold 0.7\n"
+        "  anyformer predict runs/trec_classify mails.jsonl --columns id --top 2 --threshold 0.7\n"
         "  anyformer predict runs/conll2003_ner news.csv --read tokens=headline | head\n"
         "  anyformer predict runs/fashion_mnist_vit photos/ --out classes.csv\n"
         "  anyformer predict google/flan-t5-small questions.jsonl --max-new-tokens 30",

@@ -246,9 +246,9 @@ def first_rows(data: DataSection, splits: Sequence[str] = SPLITS) -> tuple[list[
 
     Rows that cannot be read are left out. Raises UserError as open_examples.
     """
-    view = ExampleView({}, Limits.of(data))
-    reader = next(filter(None, (open_reader(data, split, view, data.cache_dir) for split in splits)), None)
-    if reader is None or data.derive is not None:
+    view, there = ExampleView({}, Limits.of(data)), splits if data.derive is None else ()
+    reader = next(filter(None, (open_reader(data, split, view, data.cache_dir) for split in there)), None)
+    if reader is None:
         return [], ""
     columns = {name: IfThere(name) for name in reader.all_columns()}
     rows = (row for _, row in islice(reader.seeing(ExampleView(columns, reader.limits)).items(), SOME))
