@@ -153,7 +153,7 @@ def _scan(field: str, column: str, splits, classes_in: Callable, meaning: Meanin
             only = f"has the class {classes.pop()!r}" if classes else "has no class"
             raise UserError(f"{field}: every training example {only}; it takes two to tell apart")
     known = {str(value) for value in values + parts_of(cells)}
-    like = {alike(name) for name in known} if meaning.merges else known
+    like = {alike(name) for name in known} if meaning.merges else ()
     unknown = next((key for key in meaning.names if key not in known and alike(key) not in like), None)
     if unknown is not None:
         raise UserError(f"task.label_map: no label is {unknown!r}{did_you_mean(unknown, known)}")

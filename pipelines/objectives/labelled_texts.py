@@ -237,13 +237,13 @@ class ReadsLabelledTexts(ReadsExamples):
 
 
 class NoLabels:
-    """The labels of texts that only a teacher answers. labels: those of the other texts."""
+    """The labels of texts whose own are not read, as only a teacher answers them. labels: those of the other texts."""
 
     def __init__(self, labels: Any):
         self.type, self.others = labels.type, labels
 
-    def of(self, row: dict, place: str, account: Account | None = None) -> int:
-        return UNLABELLED
+    def of(self, row: dict, place: str, account: Account | None = None) -> int | list[int]:
+        return [] if self.type.endswith("[]") else UNLABELLED
 
     def identity(self) -> str:
         return "no labels"
