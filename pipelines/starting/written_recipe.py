@@ -27,7 +27,7 @@ from .guesses import Guess, guesses, sentence_field_of
 from .named_data import NamedData
 from .what_columns_hold import Table, value_of
 
-LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512)  # tokens
+LENGTHS = (32, 64, 96, 128, 192, 256, 384, 512, 768)  # tokens
 OF_LENGTH = ("max_length", "max_target_length", "sequence_length")
 MANY = 5000  # rows of which the usual share is enough for validation
 MOST_ENTRIES = 8192  # of a new vocabulary
@@ -107,17 +107,21 @@ class Written:
         words = Counter(word for text in self._texts(columns, len(self.table.rows)) for word in text.split())
         known = {word for word, number in words.items() if number > 3}  # each is a token after merges of pairs
         size = min(MOST_ENTRIES, 256 + 8 * (len(known) // 8))
-        section = {"type": "byte_bpe", "vocab_size": size} if len(known) > 16 else {"type": "char"}
+        is_char = len(known) <= 16
+        section = {"type": "char"} if is_char else {"type": "byte_bpe", "vocab_size": size}
         if self.objective.continues_prompts and any(re.search(CALLS, str(row)) for row in self.table.rows[:200]):
             section |= {"special_tokens": ["<|im_start|>", "<|im_end|>"], "chat_template": "chatml_tools"}
-        return lambda text: sum(1 if word in known else len(word) + 1 for word in text.split()), section
+        count = len if is_char else lambda text: sum(1 if word in known else len(word) + 1 for word in text.split())
+        return count, section
 
     def _length_for(self, columns: tuple[str, ...]) -> tuple[int, str]:
         """(the most tokens that are read, quantiles in words)."""
         lengths = [self.count(text) for text in self._texts(columns)]
         half, most, longest = (int(np.quantile(lengths, share)) for share in (0.5, 0.95, 1.0))
-        around = 24 + 256 * (TOOLS in columns) if self.objective.continues_prompts else 2
-        needed = 1.05 * most + around  # what stands around a text
+        around = 2  # tokens that stand around a text; those of a template are more in a small vocabulary
+        if self.objective.continues_prompts:
+            around = (24 if self.is_known else 96) + (TOOLS in columns) * (256 if self.is_known else 448)
+        needed = 1.05 * most + around
         words = f"tokens: half of the texts {'' if self.is_known else 'about '}{half} or fewer, 95 % {most}"
         return next((size for size in LENGTHS if size >= needed), LENGTHS[-1]), f"{words}, the longest {longest}"
 
