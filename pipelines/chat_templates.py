@@ -64,7 +64,7 @@ class ChatTemplate:
         try:
             plain, in_parts = (ASK["content"] in self._apply([ASK], parts, tokenize=False) for parts in (False, True))
             return in_parts and not plain
-        except Exception:
+        except Exception:  # it fails on lists: then it takes texts
             return False
 
     def _is_written(self, what: str) -> bool:

@@ -67,7 +67,6 @@ NAMES = {patch.name for patch in PATCHES}
 OVERRIDDEN = (
     "_get_train_sampler",
     "_run_epoch",
-    "_evaluate",
     "_get_grad_norm",
     "_save_checkpoint",
     "_save_optimizer_and_scheduler",

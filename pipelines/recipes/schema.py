@@ -47,9 +47,8 @@ class TokenizerSection:
     )
     name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
     chat_template: str | None = doc(
-        "what writes conversations, and is saved with the tokenizer: a file of Jinja, or a shipped one: plain (every "
-        "vocabulary can write it), chatml, chatml_tools (thoughts, tools and their calls, too); null: the tokenizer's "
-        "own, for chats else plain"
+        "the chat template: a file of Jinja, or a shipped one: plain (every vocabulary can write it), chatml, "
+        "chatml_tools (thoughts, tools and calls, too); null: the tokenizer's own, for chats else plain"
     )
     special_tokens: list[str] = doc(
         "further special tokens, after those that the tokenizer has anyway; written in a text they are text", []
@@ -340,8 +339,7 @@ class EvaluationSection:
         "steps between two validations, or passes over the data: epoch, 0.5 epochs; null: only at the end", at_least=1
     )
     at_start: bool | None = doc(
-        "whether there is a validation before the first step, too, as step 0; null: where the run begins from a saved "
-        "model (model.name_or_path) and has validation data"
+        "a validation before the first step, as step 0; null: where model.name_or_path is set and there is such data"
     )
     max_rows: int | None = doc("validation rows used during training; the end always uses all", at_least=1)
     metrics: list[str] | None = doc(

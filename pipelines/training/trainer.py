@@ -53,7 +53,7 @@ from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .lora import is_adapted, plain, save_adapted_config
-from .losses.evaluation_sums import EvaluationSums
+from .losses.evaluation_sums import EvaluationSums, random_states_kept
 from .losses.loss_parts import LossParts, parts_of_rows
 from .losses.model_loss import ModelLoss
 from .losses.validation_metrics import ValidationMetrics
@@ -396,17 +396,11 @@ class AnyformerTrainer(Trainer):
 
     # ---- evaluation
 
-    def _evaluate(self, *args, skip_scheduler=False, **kwargs):
-        """As Trainer's; the one before the first step, which skips the scheduler, leaves the random states alone."""
-        device = self.args.device
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices) if skip_scheduler else nullcontext():
-            return super()._evaluate(*args, skip_scheduler=skip_scheduler, **kwargs)
-
     def evaluation_loop(self, dataloader, *args, metric_key_prefix="eval", **kwargs):
         has_average = self.average is not None and self.average.weights  # empty before training begins
         averaged = self.average.swapped_in(self.model) if has_average else nullcontext()
-        with self.throughput.paused(), averaged, without_cache(self.model):
+        undrawn = random_states_kept(self.args.device) if self.state.global_step == 0 else nullcontext()
+        with self.throughput.paused(), averaged, without_cache(self.model), undrawn:
             self._sums = EvaluationSums(self, dataloader.dataset)
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
             metrics, self.scored = self._sums.metrics(self.accelerator)

@@ -87,9 +87,7 @@ def test_private_methods_of_trainer_are_those_of_the_table_and_each_is_called(ma
             return own(self, *args, **kwargs)
 
         monkeypatch.setattr(AnyformerTrainer, name, counted)
-    first = make_trainer(max_steps=3, save_steps=1, eval_on_start=True)
-    first.eval_dataset = PatternRows()
-    first.train()
+    make_trainer(max_steps=3, save_steps=1).train()
     again = make_trainer(max_steps=4, save_steps=1)
     again.is_distributed_loading_by_transformers = True  # as with a model on a mesh
     again.train(resume_from_checkpoint=True)

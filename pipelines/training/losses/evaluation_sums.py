@@ -1,6 +1,7 @@
 """Exact evaluation: sums over every counted label of every row, on all processes."""
 
 import math
+from contextlib import AbstractContextManager
 from itertools import chain, islice, repeat
 
 import torch
@@ -13,6 +14,11 @@ from .loss_parts import LossParts, parts_of_rows
 def float64_device(device: torch.device) -> torch.device:
     """The device; for MPS, which has no float64, the CPU."""
     return torch.device("cpu") if device.type == "mps" else device
+
+
+def random_states_kept(device: torch.device) -> AbstractContextManager[None]:
+    """A context after which the random states of the CPU and of a GPU are those before it."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 class EvaluationSums:
