@@ -42,6 +42,8 @@ DECODER = "AutoModelForCausalLM"
 class ChatSettings(ObjectiveSettings):
     """Settings of all tasks over conversations."""
 
+    enough_steps = 0  # a few epochs: more of few conversations are learned by heart
+
     prompt_field: str | None = doc(
         "column of what is asked: a text, or a list of messages {role, content}", "instruction"
     )

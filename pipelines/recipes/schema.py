@@ -73,13 +73,15 @@ class TokenizerSection:
 class ObjectiveSettings(Frozen):
     """The settings of one objective or task; each Objective has a subclass with its own fields (objectives/).
 
-    share_of_usual_rate: factor on the model's usual learning rate (usual_rates.py). is_start_where_null: the setting
-    whose null means the model from which the training starts; None: there is none. stratified_by: the column of the
-    classes by which splits of the data can be stratified; None: there is none. weighs_by_train: whether the loss
-    depends on the training rows, of which it counts the classes.
+    share_of_usual_rate: factor on the model's usual learning rate (usual_rates.py). enough_steps: where the usual
+    epochs make fewer, there are more epochs. is_start_where_null: the setting whose null means the model from which the
+    training starts; None: there is none. stratified_by: the column of the classes by which splits of the data can be
+    stratified; None: there is none. weighs_by_train: whether the loss depends on the training rows, of which it counts
+    the classes.
     """
 
     share_of_usual_rate: ClassVar[float] = 1.0
+    enough_steps: ClassVar[int] = 250
     is_start_where_null: ClassVar[str | None] = None
     stratified_by: ClassVar[str | None] = None
     weighs_by_train: ClassVar[bool] = False

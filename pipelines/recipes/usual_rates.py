@@ -2,7 +2,8 @@
 
 The values are those of papers and examples: 2e-5 to 5e-5 over three epochs for BERT and transformers' run_glue.py, 1e-4
 to 2e-4 for LoRA (Hu et al. 2021, Dettmers et al. 2023), 2e-5 for decoders that learn instructions (Taori et al. 2023).
-A few hundred examples need more epochs (Mosbach et al. 2021 train for 20).
+A few hundred examples of a classifier need more epochs (Mosbach et al. 2021 train for 20); of an LLM that learns
+instructions or preferences they do not: it would know them by heart.
 """
 
 import json
@@ -11,11 +12,10 @@ from pathlib import Path
 from ..errors import UserError
 from ..plugins import OBJECTIVES
 from ..words import counted, epochs_of
-from .schema import Recipe
+from .schema import ObjectiveSettings, Recipe
 from .types import show
 
-ENOUGH_STEPS, MOST_EPOCHS = 250, 20  # for fine-tuning on few examples
-PRETRAINED_EPOCHS = 3.0
+PRETRAINED_EPOCHS, MOST_EPOCHS = 3, 20  # of many examples and of few
 RATES = {
     "fresh weights": 1e-3,
     "an adapter (LoRA)": 2e-4,
@@ -65,15 +65,21 @@ def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:
     """
     if recipe.training.num_train_epochs == "auto":
         labelled = recipe.task is not None and recipe.model.name_or_path is not None
-        epochs = PRETRAINED_EPOCHS if labelled else 1.0
+        usual = PRETRAINED_EPOCHS if labelled else 1
+        epochs = usual if per_epoch is None else enough_epochs(recipe.learned, usual, per_epoch)
         chosen = dict(recipe.chosen)
-        needed = 0.0 if per_epoch is None else float(min(MOST_EPOCHS, -(-ENOUGH_STEPS // per_epoch)))
-        if needed > epochs and recipe.training.max_steps < 1:
-            reason = f"{epochs:g} are usual, but make {epochs * per_epoch:g} steps of these rows, too few to learn from"
+        if epochs > usual and recipe.training.max_steps < 1:
+            reason = f"{usual} are usual, but make {usual * per_epoch} steps of these rows, too few to learn from"
             chosen["training.num_train_epochs"] = reason
-            epochs = needed
-        recipe = recipe.with_(training={"num_train_epochs": epochs}, chosen=chosen)
+        else:
+            epochs = usual
+        recipe = recipe.with_(training={"num_train_epochs": float(epochs)}, chosen=chosen)
     return in_steps(recipe, per_epoch)
+
+
+def enough_epochs(learned: type[ObjectiveSettings] | ObjectiveSettings, usual: int, per_epoch: int) -> int:
+    """The usual epochs, or of few rows as many as make enough steps. per_epoch: optimizer steps of an epoch."""
+    return max(usual, min(MOST_EPOCHS, -(-learned.enough_steps // per_epoch)))
 
 
 def in_steps(recipe: Recipe, per_epoch: int | None) -> Recipe:

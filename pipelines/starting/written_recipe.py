@@ -20,7 +20,7 @@ from ..open_tokenizer import open_tokenizer
 from ..plugins import OBJECTIVES
 from ..positions import empty_model, most_positions
 from ..recipes.strict_yaml import StrictDumper
-from ..recipes.usual_rates import ENOUGH_STEPS, MOST_EPOCHS, PRETRAINED_EPOCHS
+from ..recipes.usual_rates import PRETRAINED_EPOCHS, enough_epochs
 from ..words import counted, short_number
 from .beginnings import Beginning, begin
 from .guesses import Guess, guesses, sentence_field_of
@@ -180,7 +180,7 @@ class Written:
         batch = (64 if self.count is None else 8 if is_long else 16) * (1 + torch.cuda.is_available())
         per_epoch = max(1, self.table.number // batch)
         epochs: Any = "auto"
-        words = f"about {max(PRETRAINED_EPOCHS, min(MOST_EPOCHS, -(-ENOUGH_STEPS // per_epoch))):g} here"
+        words = f"{enough_epochs(self.objective.Settings, PRETRAINED_EPOCHS, per_epoch)} here"
         if self.beginning.is_fresh:
             epochs = min(FRESH_EPOCHS, max(3, -(-FRESH_STEPS // per_epoch))) if is_task else 3
             words = f"about {counted(per_epoch, 'step')} each" if is_task else "passes over the text"

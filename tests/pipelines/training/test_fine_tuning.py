@@ -12,7 +12,7 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
 from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.recipes.usual_rates import ENOUGH_STEPS, MOST_EPOCHS, settled
+from anyformer.pipelines.recipes.usual_rates import MOST_EPOCHS, settled
 from anyformer.pipelines.words import epochs_of
 from native_models import native_model
 from processes import end_in_micro_batch, run_ranks
@@ -77,13 +77,16 @@ def test_recipes_that_set_rate_and_length_are_left_as_they_are():
 def test_few_rows_are_passed_over_until_enough_steps_are_made(per_epoch, epochs):
     found = settled(recipe_of("bert"), per_epoch)
     assert found.training.num_train_epochs == epochs
-    assert per_epoch * epochs >= ENOUGH_STEPS or epochs == MOST_EPOCHS
+    assert per_epoch * epochs >= found.learned.enough_steps or epochs == MOST_EPOCHS
     assert ("too few" in found.chosen["training.num_train_epochs"]) == (epochs > 3)
     continued = recipe_from_dict(
         {"model": {"name_or_path": "bert"}, "data": {"files": "x"}, "objective": {"name": "masked"}}
         | {"training": {"output_dir": "x"}}
     )
     assert settled(continued, 1000).training.num_train_epochs == 1  # texts without labels
+    for task in ("instruction_tuning", "preference"):
+        told = settled(recipe_of("llama", task={"name": task, "max_length": 64}), per_epoch)
+        assert told.training.num_train_epochs == 3, "few conversations are not learned by heart"
 
 
 # ------------------------------------------------------------------------------------------ steps in epochs
