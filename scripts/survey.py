@@ -3,7 +3,6 @@ image head, on a tiny twin of its default config; one process for each class, wi
 
     python scripts/survey.py OUT                     # a JSON file for each class; what stands there is not asked again
     python scripts/survey.py OUT --laws packing --again
-    python scripts/survey.py OUT --page docs/survey.html
 """
 
 import argparse
@@ -26,14 +25,10 @@ def main() -> int:
     parser.add_argument("--only", help="classes, such as causal:opt,image:vit (default: all)")
     parser.add_argument("--laws", help="laws to ask, such as packing,cache (default: all)")
     parser.add_argument("--again", action="store_true", help="ask also what OUT holds already")
-    parser.add_argument("--page", type=Path, help="write the page of what OUT holds, and ask nothing")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    if args.page is None:
-        names = args.only.split(",") if args.only else all_classes()
-        survey(args.out, names, laws_named(args.laws.split(",") if args.laws else None), args.again)
-    else:
-        write_page(args.out, args.page)
+    names = args.only.split(",") if args.only else all_classes()
+    survey(args.out, names, laws_named(args.laws.split(",") if args.laws else None), args.again)
     print(summary(args.out))
     return 0
 
@@ -148,13 +143,9 @@ def line_of(facts: dict) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
 
 
-def read(out: Path) -> list[dict]:
-    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))]
-
-
 def summary(out: Path) -> str:
     """Counts by law, as a Markdown table."""
-    classes = read(out)
+    classes = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))]
     reports = [facts for facts in classes if "laws" in facts]
     lines = [f"{len(reports)} of {len(classes)} classes asked", "", "| law | holds | fails | not claimed | not asked |"]
     lines += ["|---|---|---|---|---|"]
@@ -163,17 +154,6 @@ def summary(out: Path) -> str:
         numbers = [str(verdicts[verdict]) for verdict in ("holds", "fails", "not claimed", "not asked")]
         lines.append(f"| {law} | {' | '.join(numbers)} |")
     return "\n".join(lines)
-
-
-def write_page(out: Path, page: Path) -> None:
-    """The page of all classes, failing laws first."""
-    from anyformer.pipelines.checks.checks_page import page_of
-    from anyformer.pipelines.storage.atomic import write_atomically
-
-    classes = read(out)
-    unasked = {facts["name"]: facts["error"] for facts in classes if "error" in facts}
-    reports = [facts for facts in classes if "laws" in facts]
-    write_atomically(page, page_of(reports, "What the classes of transformers keep", unasked))
 
 
 if __name__ == "__main__":

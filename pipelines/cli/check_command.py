@@ -64,7 +64,7 @@ def run(args) -> int:
             from ..checks.checks_page import page_of
             from ..storage.atomic import write_atomically
 
-            write_atomically(Path(args.html), page_of([report.to_dict()], f"Check of {report.name}"))
+            write_atomically(Path(args.html), page_of(report.to_dict()))
         print_report(report)
         if args.html is not None:
             print(f"written to {args.html}")

@@ -247,47 +247,37 @@ def layers_of(line: dict) -> dict[str, dict[int, float]]:
     return stacks
 
 
-def _norms_chart(stack: str, stacks: int, when: str, rows: list[dict | None]) -> dict | None:
-    where = f" of {stack}" if stacks > 1 else ""
-    name = "grad_norm_by_layer" + (f"-{stack.replace('.', '-')}" if stacks > 1 else "")
-    title = f"Gradient norm by layer{where}{when}"
-    more = {"across": "layer", "zero": True}
-    return chart(name + re.sub(r"[ ,]+", "_", when), title, "before clipping", rows, **more)
+def _lines_of_layers(log: RunLog) -> list[dict]:
+    return [line for line in log.gradients if isinstance(line.get("layers"), dict)]
 
 
 def _norms_of_layers(log: RunLog) -> list[dict | None]:
     """The gradient norms from the first layer to the last, at a few steps of the run."""
-    lines = [line for line in log.gradients if isinstance(line.get("layers"), dict)]
-    if not lines:
-        return []
-    chosen = sorted({0, len(lines) // 4, len(lines) // 2, len(lines) - 1})
-    stacks = layers_of(lines[0])
-    charts = []
-    for stack in stacks:
-        norms = {f"step {lines[place]['step']:,}": [layers_of(lines[place]).get(stack, {})] for place in chosen}
-        rows = [curve(of_step, name, 0, points=True) for name, of_step in norms.items()]
-        charts.append(_norms_chart(stack, len(stacks), "", rows))
-    return charts
+    lines = _lines_of_layers(log)
+    chosen = sorted({0, len(lines) // 4, len(lines) // 2, len(lines) - 1}) if lines else ()
+    return _norms_charts({f"step {lines[place]['step']:,}": [lines[place]] for place in chosen})
 
 
 def _norms_of_runs(variants: dict[str, list[RunLog]]) -> list[dict | None]:
-    """The gradient norms by layer of several variants, one series each: at the first and at the last logged step."""
-    lines_of = {
-        name: [[line for line in log.gradients if isinstance(line.get("layers"), dict)] for log in logs]
-        for name, logs in variants.items()
-    }
-    logged = [lines for of_runs in lines_of.values() for lines in of_runs if lines]
-    if not logged:
-        return []
-    stacks = layers_of(logged[0][0])
+    """The same of several variants, one series each: at the first and at the last logged step."""
+    lines_of = {name: [lines for log in logs if (lines := _lines_of_layers(log))] for name, logs in variants.items()}
+    charts = []
+    for place, when in ((0, ", first step logged"), (-1, ", last step logged")):
+        charts += _norms_charts({name: [lines[place] for lines in of_runs] for name, of_runs in lines_of.items()}, when)
+    return charts
+
+
+def _norms_charts(lines_of: dict[str, list[dict]], when: str = "") -> list[dict | None]:
+    """A chart for each stack of layers. lines_of: {name of a series: lines of gradients.jsonl, whose mean it is}."""
+    stacks = layers_of(next((line for lines in lines_of.values() for line in lines), {"layers": {}}))
     charts = []
     for stack in stacks:
-        for place, when in ((0, ", first step logged"), (-1, ", last step logged")):
-            rows = []
-            for number, (name, of_runs) in enumerate(lines_of.items()):
-                norms = [layers_of(lines[place]).get(stack, {}) for lines in of_runs if lines]
-                rows.append(curve(norms, name, number, points=True))
-            charts.append(_norms_chart(stack, len(stacks), when, rows))
+        where, part = (f" of {stack}", f"-{stack.replace('.', '-')}") if len(stacks) > 1 else ("", "")
+        norms = [[layers_of(line).get(stack, {}) for line in lines] for lines in lines_of.values()]
+        rows = [curve(one, name, number, points=True) for number, (name, one) in enumerate(zip(lines_of, norms))]
+        name = f"grad_norm_by_layer{part}{re.sub(r'[ ,]+', '_', when)}"
+        more = {"across": "layer", "zero": True}
+        charts.append(chart(name, f"Gradient norm by layer{where}{when}", "before clipping", rows, **more))
     return charts
 
 

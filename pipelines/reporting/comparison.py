@@ -182,24 +182,18 @@ def page_of(log: RunLog, out: Path) -> str:
 
 def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
     """A row for each metric that a run has, and for the F1 of each class: {"split", "metric", "key", "cells"}, a cell
-    for each run.
-
-    A cell: {"words", "interval", "is_best"}; None for a run without it.
-    """
+    for each run; None for a run without it."""
     of_runs = [{f"{one.split}_{one.metric}": one for one in [*measured(log), *f1_of_classes(log)]} for log in logs]
     rows = []
     for key in dict.fromkeys(key for of_run in of_runs for key in of_run):
         row: list[Measured | None] = [of_run.get(key) for of_run in of_runs]
         numbers = [one for one in row if one is not None and one.value == one.value]
-        best = (min if lower_is_better(numbers[0].metric) else max)(one.value for one in numbers) if numbers else None
-        cells = [
-            None
-            if one is None
-            else {"words": one.words, "interval": one.interval, "is_best": len(numbers) > 1 and one.value == best}
-            for one in row
-        ]
+        if len(numbers) > 1:
+            best = (min if lower_is_better(numbers[0].metric) else max)(one.value for one in numbers)
+            for one in numbers:
+                one.is_best = one.value == best
         split, _, metric = key.partition("_")
-        rows.append({"split": split, "metric": metric.replace("_", " "), "key": key, "cells": cells})
+        rows.append({"split": split, "metric": metric.replace("_", " "), "key": key, "cells": row})
     return rows
 
 

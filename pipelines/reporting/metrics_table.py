@@ -21,6 +21,7 @@ class Measured:
     low: float | None = None
     high: float | None = None
     examples: int | None = None
+    is_best: bool = False  # of several runs compared
 
     @property
     def words(self) -> str:

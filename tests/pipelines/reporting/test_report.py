@@ -277,9 +277,9 @@ def test_runs_are_compared_class_by_class(recorded, command, tmp_path):
     page = (tmp_path / "c.html").read_text()
     for of_class in zip(*(report["classes"] for report in scores)):
         cells, values = rows[f"test_F1 of {of_class[0]['name']}"], [one["f1"] for one in of_class]
-        assert [cell["words"] for cell in cells] == [f"{value:.4f}" for value in values]
-        assert [cell["is_best"] for cell in cells] == [value == max(values) for value in values]
-        assert all(cell["words"] in page for cell in cells)
+        assert [cell.words for cell in cells] == [f"{value:.4f}" for value in values]
+        assert [cell.is_best for cell in cells] == [value == max(values) for value in values]
+        assert all(cell.words in page for cell in cells)
 
 
 def test_thinning_keeps_every_spike():
