@@ -69,12 +69,6 @@ class CleanSettings:
     """What is left out of plain text before it is tokenised (data/cleaning.py); lengths are in characters."""
 
     exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
-    near_duplicates: float | None = doc(
-        "leave out documents whose sequences of five words are so much the same as an earlier document's (Jaccard "
-        "similarity, estimated by MinHash), such as 0.8; needs anyformer[near_duplicates]",
-        at_least=0.1,
-        at_most=0.99,
-    )
     across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
@@ -254,9 +248,8 @@ def check_clean(objective, data: DataSection) -> None:
     if clean == CleanSettings(decontaminate_words=clean.decontaminate_words):
         raise UserError("data.clean leaves nothing out; set some of it, such as {exact_duplicates: true}")
     why = "compares all documents before the first is read; set data.streaming=false"
-    rows = [(f"{name}=", data.streaming, why) for name in ("exact_duplicates", "near_duplicates")]
-    check_beside("data.clean", clean, rows)
-    if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
+    check_beside("data.clean", clean, [("exact_duplicates=", data.streaming, why)])
+    if clean.across_sources and not (data.mixture and clean.exact_duplicates):
         raise UserError(
             "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
             "data.clean.exact_duplicates=true, or remove it"

@@ -3,7 +3,6 @@
 import json
 import random
 import re
-import sys
 from dataclasses import replace
 
 import pytest
@@ -32,13 +31,12 @@ def new_text(words=60):
 
 TEXTS = [new_text() for _ in range(40)]
 TESTS = [new_text(20) for _ in range(6)]
-NEAR = TEXTS[9].replace(TEXTS[9].split()[30], "other", 1)
 SHARED = f"{new_text(9)}, {' '.join(TESTS[2].split()[3:17]).upper()}! {new_text(9)}"  # 14 words in a row of a test
 TOO_FEW = f"{new_text(9)} {' '.join(TESTS[3].split()[:12])} {new_text(9)}"  # 12 words
-PLANTED = {12: TEXTS[3] + "\n", 20: NEAR, 25: "tiny", 30: new_text(900), 33: "verboten " + new_text(), 36: SHARED}
+PLANTED = {12: TEXTS[3] + "\n", 25: "tiny", 30: new_text(900), 33: "verboten " + new_text(), 36: SHARED}
 ALL = [text for place, text in enumerate(TEXTS) for text in ([PLANTED[place]] if place in PLANTED else []) + [text]]
 ALL.insert(5, TOO_FEW)
-REASONS = ["exact duplicates", "near duplicates", "shorter than 10 characters", "longer than 2,000 characters"]
+REASONS = ["exact duplicates", "shorter than 10 characters", "longer than 2,000 characters"]
 
 
 def rows_of(some):
@@ -56,7 +54,7 @@ def files(tmp_path):
 
 
 def section(files, validation=0.0, **clean):
-    clean = {"exact_duplicates": True, "near_duplicates": 0.8, "min_length": 10, "max_length": 2000} | clean
+    clean = {"exact_duplicates": True, "min_length": 10, "max_length": 2000} | clean
     clean = {"filter": f"{files}/keep.py:keep", "decontaminate": [f"{files}/tests.jsonl"]} | clean
     cache = str(files / "cache")
     return DataSection(
@@ -68,7 +66,7 @@ def test_planted_documents_are_left_out_and_each_reason_is_shown(files):
     corpus = open_corpora(section(files))["train"]
     assert texts(corpus) == [text for text in ALL if text not in PLANTED.values()]
     skipped, summary, shared = unusual(corpus.account())
-    assert summary.startswith("cleaning left out 6 of 47 documents of train-0.jsonl and 2 more\n")
+    assert summary.startswith("cleaning left out 5 of 46 documents of train-0.jsonl and 2 more\n")
     for reason in [*REASONS, f"refused by {files}/keep.py:keep", "in common with test sets"]:
         assert f"1 {reason}, such as train-" in summary
     assert f"train-0.jsonl:14 “{' '.join(TEXTS[3].split()[:8])} …”" in summary
@@ -76,23 +74,24 @@ def test_planted_documents_are_left_out_and_each_reason_is_shown(files):
     assert "(7 texts, 1 of fewer than 13 words): 2 sequences of 13 words in 1 document; all in the cache, " in shared
     assert shared.endswith(f"“{in_common}”")
     (line,) = (files / "cache" / re.search(r"clean/.*jsonl", shared)[0]).read_text().splitlines()
-    assert json.loads(line)["words"] == in_common and skipped == "6 documents skipped: 6 by data.clean"
+    assert json.loads(line)["words"] == in_common and skipped == "5 documents skipped: 5 by data.clean"
 
 
 def test_a_document_of_two_sources_stays_in_the_first_where_that_is_asked_for(files):
     new = "new " * 9
-    write_lines(files / "more.jsonl", rows_of((NEAR, new, TEXTS[0])))
+    write_lines(files / "more.jsonl", rows_of((new, TEXTS[0])))
     sources = [MixtureSource(files=f"{files}/{name}.jsonl", weight=1) for name in ("train-0", "more")]
     data = DataSection(mixture=sources, validation_fraction=0, cache_dir=str(files / "cache"))
 
     def parts(**clean):
-        cleaned = replace(data, clean=CleanSettings(exact_duplicates=True, near_duplicates=0.8, **clean))
+        cleaned = replace(data, clean=CleanSettings(exact_duplicates=True, **clean))
         return [texts(corpus) for corpus in open_corpora(cleaned)["train"].sources.values()]
 
     first, alone = parts()
-    assert parts(across_sources=True) == [first, [new]] and alone == [NEAR, new, TEXTS[0]]
-    sources[0] = replace(sources[0], max_documents=3)  # what is not read is nobody's duplicate
-    assert parts(across_sources=True)[1] == [NEAR, new]
+    assert parts(across_sources=True) == [first, [new]] and alone == [new, TEXTS[0]]
+    sources[0] = replace(sources[0], max_documents=1)  # what is not read is nobody's duplicate
+    write_lines(files / "more.jsonl", rows_of((new, TEXTS[1])))
+    assert parts(across_sources=True)[1] == [new, TEXTS[1]]
 
 
 def test_cleaning_moves_no_document_to_the_other_split_and_duplicates_do_not_stand_in_both(files):
@@ -139,7 +138,7 @@ def test_what_is_left_out_is_part_of_the_identity_and_decided_once(files, monkey
         return open_corpora(section(files, **clean))["train"].fingerprint()
 
     assert fingerprint() == fingerprint()
-    others = [{"near_duplicates": 0.9}, {"min_length": None}, {"decontaminate_words": 12}, {"decontaminate": []}]
+    others = [{"min_length": None}, {"decontaminate_words": 12}, {"decontaminate": []}]
     found = [fingerprint(), *(fingerprint(**other) for other in others)]
     texts(open_corpora(section(files))["train"])
     monkeypatch.setattr(cleaning.Judge, "reason", None)  # judges nothing again
@@ -153,7 +152,7 @@ def test_what_is_left_out_is_part_of_the_identity_and_decided_once(files, monkey
 def test_each_source_of_a_mixture_is_cleaned_and_says_so(files):
     sources = [MixtureSource(files=f"{files}/train-{number}.jsonl") for number in (0, 1)]
     corpus = open_corpora(replace(section(files), mixture=sources, files=None))["train"]
-    assert set(PLANTED.values()) & set(texts(corpus)) == {NEAR}  # what it is like is in the other source
+    assert not set(PLANTED.values()) & set(texts(corpus))
     assert sum(note.startswith("cleaning left out") for note in unusual(corpus.account())) == 2
 
 
@@ -162,7 +161,7 @@ def test_recipes_and_suites_are_test_sets(files, tiny_recipe):
     suite = files / "suite.yaml"
     own = {"recipe": str(recipe), "name": "own", "data": {"test_files": f"{files}/train-1.jsonl"}}
     suite.write_text(yaml.safe_dump({"suite": [str(recipe), own]}))
-    only = {"exact_duplicates": False, "near_duplicates": None, "min_length": None, "max_length": None, "filter": None}
+    only = {"exact_duplicates": False, "min_length": None, "max_length": None, "filter": None}
     corpus = open_corpora(section(files, **only, decontaminate=[str(recipe)]))["train"]
     assert SHARED not in texts(corpus) and len(texts(corpus)) == len(ALL) - 1
     corpus = open_corpora(section(files, **only, decontaminate=[str(suite)]))["train"]
@@ -184,10 +183,10 @@ def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
     folder.mkdir()
     for path in files.glob("train-*"):
         (folder / path.name).write_text(path.read_text())
-    data = section(files, exact_duplicates=False, near_duplicates=None)
+    data = section(files, exact_duplicates=False)
     corpus = open_corpora(replace(data, files=None, dataset=str(folder), streaming=True))["train"]
     pairs = list(corpus.documents_from())
-    assert [one.text for one, _ in pairs] == [t for t in ALL if t not in list(PLANTED.values())[2:]]
+    assert [one.text for one, _ in pairs] == [t for t in ALL if t not in list(PLANTED.values())[1:]]
     assert [one for one, _ in corpus.documents_from(json.loads(json.dumps(pairs[7][1])))] == [d for d, _ in pairs[8:]]
 
 
@@ -200,19 +199,13 @@ def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
         ({"filter": "json:lods"}, "data.clean.filter='json:lods': json has no function lods"),
         ({"filter": "json:loads"}, "data.clean.filter=json:loads failed at train-0.jsonl:1: JSONDecodeError"),
         ({"filter": "json:dumps"}, "data.clean.filter=json:dumps returned"),
-        ({"min_length": 5000, "max_length": None}, "data.clean leaves nothing of train-0.jsonl and 2 more (47 shorter"),
+        ({"min_length": 5000, "max_length": None}, "data.clean leaves nothing of train-0.jsonl and 2 more (46 shorter"),
     ],
 )
 def test_what_cannot_be_cleaned_so_is_one_sentence(files, clean, words):
     with pytest.raises(UserError) as raised:
         texts(open_corpora(section(files, **clean))["train"])
     assert words in str(raised.value)
-
-
-def test_without_datasketch_near_duplicates_name_the_extra(files, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasketch", None)
-    with pytest.raises(UserError, match=r"data\.clean\.near_duplicates needs .* install anyformer\[near_duplicates\]"):
-        open_corpora(section(files))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +219,7 @@ def test_without_datasketch_near_duplicates_name_the_extra(files, monkeypatch):
         ),
         ("quickstart", "{min_length: 9, max_length: 8}", "data.clean.min_length=9 is above data.clean.max_length=8"),
         ("quickstart", "{filter: my_filter}", "data.clean.filter='my_filter' names no function"),
-        ("quickstart", "{near_duplicate: 0.8}", "did you mean data.clean.near_duplicates?"),
+        ("quickstart", "{exact_duplicate: true}", "did you mean data.clean.exact_duplicates?"),
         ("imdb_classify", "{min_length: 9}", "data.clean is of plain text, and task.name=sequence_classification"),
     ],
 )
