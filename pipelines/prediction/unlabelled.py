@@ -10,41 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from ..data.cells import IfThere, cell, cell_names
-from ..data.documents import UTF8, Limits
+from ..data.documents import Limits
 from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
-from ..data.files import file_identities, open_file
-from ..data.image_files import is_image_file
+from ..data.files import file_identities
 from ..data.reader import SENTENCES, SOME, ExampleView, Row
+from ..data.whole_files import WholeFile, is_image_file
 from ..errors import UserError, did_you_mean, nearest
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
-from ..storage.packed_files import unpacked_name
 
 Asked = tuple[str, dict[str, Any] | UserError]  # (place, for errors; columns, or why they cannot be read)
 FIELD = "FILE"  # what errors call the argument
-
-
-class WholeFile(FileFormat):
-    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
-
-    def encoding(self, path):
-        return UTF8 if is_image_file(path) else super().encoding(path)
-
-    def rows(self, field, path, columns, limits):
-        if is_image_file(path):
-            yield None, {"image": str(path)}
-            return
-        with open_file(path, limits.encoding) as stream:
-            yield None, {"text": stream.read().decode()}
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if not (is_image_file(path) or is_text_file(path)):
-            raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .xlsx, .jsonl, .json, "
-                f".parquet; also compressed), an image, or a text (.txt, .md)"
-            )
 
 
 class AskedView(ExampleView):
@@ -52,7 +30,7 @@ class AskedView(ExampleView):
 
     names_classes = False
     too_long = "longer than a document may be"
-    other = WholeFile()
+    other = WholeFile({"image_field": "image", "text_field": "text"})
 
 
 class Unlabelled(FileReader):
@@ -147,10 +125,6 @@ def is_empty(cell: Any) -> bool:
 def holds_empty(cell: Any) -> bool:
     """Whether a cell is empty, or a list of which a part is."""
     return is_empty(cell) or (isinstance(cell, list) and any(map(is_empty, cell)))
-
-
-def is_text_file(path: Path) -> bool:
-    return unpacked_name(path.name).endswith((".txt", ".md", ".text"))
 
 
 class Columns:
