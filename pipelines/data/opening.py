@@ -89,7 +89,6 @@ class _Opener:
 
     def __init__(self, data: DataSection):
         self.data, self.limits = data, Limits.of(data)
-        self.cleaned: list[Source] = []  # sources whose documents later ones must not repeat
 
     def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
         """The corpora of data.mixture. held: the validation share of sources without a share or validation data."""
@@ -165,10 +164,7 @@ class _Opener:
 
         clean, cache = self.data.clean, self.data.cache_dir
         tests = open_test_sets(clean, self.limits, section.text_field, cache) if clean.decontaminate else None
-        earlier, streamed = self.cleaned if clean.across_sources else [], self.data.streaming
-        source = CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, streamed, earlier)
-        self.cleaned.append(source)
-        return source
+        return CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, self.data.streaming)
 
 
 # ---- labelled examples

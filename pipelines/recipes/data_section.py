@@ -69,7 +69,6 @@ class CleanSettings:
     """What is left out of plain text before it is tokenised (data/cleaning.py); lengths are in characters."""
 
     exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
-    across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
@@ -249,11 +248,6 @@ def check_clean(objective, data: DataSection) -> None:
         raise UserError("data.clean leaves nothing out; set some of it, such as {exact_duplicates: true}")
     why = "compares all documents before the first is read; set data.streaming=false"
     check_beside("data.clean", clean, [("exact_duplicates=", data.streaming, why)])
-    if clean.across_sources and not (data.mixture and clean.exact_duplicates):
-        raise UserError(
-            "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
-            "data.clean.exact_duplicates=true, or remove it"
-        )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):
