@@ -22,7 +22,8 @@ from accelerate import PartialState
 
 from ..data.account import CUT, READ_AS, Account, ColumnsMet
 from ..data.account_words import unusual
-from ..data.cells import IfThere, cell
+from ..data.bad_rows import tried
+from ..data.cells import IfThere, cell, cell_names
 from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
 from ..data.reader import SENTENCES, SOME
@@ -188,24 +189,21 @@ class Prediction:
             return EMPTY if any(map(holds_empty, needed)) else error
 
     def finished(self, device) -> FinishedModel:
-        """The model, loaded when it is first used; it decodes greedily where it generates text."""
-
-        def made():
-            auto_class = getattr(transformers, self.answers.head)
-            model = load(auto_class, self.recipe, (*self.answers.objective.unused_weights, "pooler.")).to(device)
-            config = getattr(model, "generation_config", None)
-            if config is not None:
-                max_new_tokens = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
-                config.update(max_new_tokens=max_new_tokens, max_length=None, do_sample=False)
-                config.update(temperature=None, top_p=None, top_k=None)  # greedy search would warn about them
-            return model
-
-        return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
+        """The loaded model; it decodes greedily where it generates text."""
+        auto_class = getattr(transformers, self.answers.head)
+        model = load(auto_class, self.recipe, (*self.answers.objective.unused_weights, "pooler.")).to(device)
+        config = getattr(model, "generation_config", None)
+        if config is not None:
+            max_new_tokens = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
+            config.update(max_new_tokens=max_new_tokens, max_length=None, do_sample=False)
+            config.update(temperature=None, top_p=None, top_k=None)  # greedy search would warn about them
+        return FinishedModel(self.recipe.model.name_or_path, lambda: model, self.batch_size)
 
     def answered(self, finished: FinishedModel, part: list[Asked]) -> list[Answer]:
         """The rows of a part with their answers, or with the reason why they have none."""
         inputs, answers = [self.asked(place, row) for place, row in part], []
-        found = iter(self._found(finished, [one for one in inputs if not isinstance(one, UserError)]))
+        asked = [one for one in inputs if not isinstance(one, UserError)]
+        found = iter(tried(asked, lambda some: list(self.answers.predict(finished, some))))
         for (_, row), one in zip(part, inputs):
             given = one if isinstance(one, UserError) else next(found)
             none = {"prediction": None, "reason": str(given)}
@@ -215,18 +213,6 @@ class Prediction:
             plain = json.dumps(copied | answer, default=lambda x: x.item() if hasattr(x, "item") else str(x))
             answers.append(json.loads(plain))
         return answers
-
-    def _found(self, finished: FinishedModel, asked: list) -> list[Answer | UserError]:
-        """The model's answers; the error in place of one that it cannot give, found by bisection."""
-        try:
-            return list(self.answers.predict(finished, asked)) if asked else []
-        except UserError as error:
-            if "model" not in vars(finished):  # it cannot be loaded
-                raise
-            if len(asked) == 1:
-                return [error]
-        middle = len(asked) // 2
-        return self._found(finished, asked[:middle]) + self._found(finished, asked[middle:])
 
     def _copied(self, row: dict[str, Any]) -> dict[str, Any]:
         """The columns of a row that are written beside its answer: all but images and other bytes."""
@@ -263,10 +249,10 @@ def prepare_prediction(
     rows = Unlabelled(given, recipe.data, known, settings.get(SENTENCES))
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
-    available = named.there(rows.first)
     some = (row for _, row in islice(rows, SOME) if isinstance(row, dict))
     renamed = named.renamed.items()
     first = [row | {name: cell(row, IfThere(alias)) for name, alias in renamed} for row in some]
+    available = {*cell_names(first[0])}
     data = data_of_model(recipe, config, available, first)
     fields = data.reads.asked_columns(available)
     wanted = list(dict.fromkeys(fields.values()))
@@ -368,6 +354,8 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
         if done and state.is_main_process:
             say([f"going on: {done:,} of {counted(len(numbers), 'part')} {'is' if done == 1 else 'are'} there"])
         numbers = missing
+    if not numbers:
+        return
     finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = in_batches(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):

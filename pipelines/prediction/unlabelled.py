@@ -5,16 +5,15 @@ import json
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import IfThere, cell, cell_names
+from ..data.cells import IfThere, cell
 from ..data.documents import Limits
 from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import file_identities
-from ..data.reader import SENTENCES, SOME, ExampleView, Row
+from ..data.reader import SENTENCES, ExampleView, Row, check_some
 from ..data.whole_files import WholeFile, is_image_file
 from ..errors import UserError, did_you_mean, nearest
 from ..objectives.messages import SPEAKS
@@ -41,8 +40,6 @@ class Unlabelled(FileReader):
     otherwise. known: columns that the model may read. sentences: the one by which rows of a word each are joined.
     Raises UserError for a file that is missing or of an unknown format, and where there is no row, or none that can be
     read.
-
-    first: the columns of the first row that can be read.
     """
 
     def __init__(
@@ -61,15 +58,10 @@ class Unlabelled(FileReader):
         ]
         columns = {} if sentences is None else {SENTENCES: IfThere(sentences)}
         super().__init__(FIELD, patterns, AskedView(columns, Limits.of(DataSection())))
-        faults = []
-        for _, row in islice(self, SOME):
-            if isinstance(row, dict):
-                self.first = row
-                return
-            faults.append(row)
-        names = ", ".join(map(str, self.paths[:3]))
-        none = UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
-        raise faults[0] if faults else none
+        check_some(self)
+        if next(iter(self), None) is None:
+            names = ", ".join(map(str, self.paths[:3]))
+            raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
 
     def check_opens(self, path: Path) -> None:
         check_opens(FIELD, path)
@@ -135,11 +127,6 @@ class Columns:
 
     def __init__(self, renamed: dict[str, str]):
         self.renamed = renamed
-
-    def there(self, row: dict[str, Any]) -> set[str]:
-        """The columns of a row, also under the names that the recipe has for them."""
-        names = set(cell_names(row))
-        return names | {name for name, in_rows in self.renamed.items() if in_rows in names}
 
     def check(self, wanted: Sequence[str]) -> None:
         """Raise UserError for renamed columns that the model does not read."""
