@@ -6,9 +6,10 @@ leave out the same documents, wherever they begin. A stream is judged while it i
 
 import copy
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
+import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
@@ -237,17 +238,11 @@ def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
     place, _, attribute = name.rpartition(":")
     field = f"data.clean.filter={name!r}"
     try:
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(
-                f"anyformer_filter_{Path(place).stem}", os.path.expanduser(place)
-            )
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
+        is_file = place.endswith(".py")
+        names = runpy.run_path(os.path.expanduser(place)) if is_file else vars(importlib.import_module(place))
     except Exception as error:  # whatever a user's file raises
         raise UserError(f"{field} cannot be loaded: {type(error).__name__}: {error}") from error
-    function = getattr(module, attribute, None)
+    function = names.get(attribute)
     if not callable(function):
         raise UserError(f"{field}: {place} has no function {attribute}")
-    return function, [attribute, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()]
+    return function, [attribute, hashlib.sha256(Path(names["__file__"]).read_bytes()).hexdigest()]
