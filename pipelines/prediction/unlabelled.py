@@ -3,7 +3,7 @@
 import glob
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ..data.file_reader import FileReader
 from ..data.files import file_identities
 from ..data.reader import SENTENCES, ExampleView, Row, check_some
 from ..data.whole_files import WholeFile, is_image_file
-from ..errors import UserError, did_you_mean, nearest
+from ..errors import UserError, nearest
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
@@ -119,35 +119,21 @@ def holds_empty(cell: Any) -> bool:
     return is_empty(cell) or (isinstance(cell, list) and any(map(is_empty, cell)))
 
 
-class Columns:
-    """Finds the columns that a model reads in rows where they may have other names.
+def named_as_read(row: dict[str, Any], wanted: dict[str, str], place: str) -> dict[str, Any]:
+    """The row, with the columns that a model reads by the names in its recipe. wanted: {this name: that in the rows}.
 
-    renamed: {name in the model's recipe: name in the rows}.
+    Raises UserError for a missing one.
     """
-
-    def __init__(self, renamed: dict[str, str]):
-        self.renamed = renamed
-
-    def check(self, wanted: Sequence[str]) -> None:
-        """Raise UserError for renamed columns that the model does not read."""
-        for name in self.renamed:
-            if name not in wanted:
-                near = did_you_mean(name, wanted)
-                raise UserError(f"--read {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
-
-    def read(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> dict[str, Any]:
-        """The row, with the columns that the model reads by the recipe's names. Raises UserError for a missing one."""
-        columns = {}
-        for name in wanted:
-            alias = self.renamed.get(name, name)
-            try:
-                columns[name] = cell(row, alias)
-            except KeyError:
-                names = [known for known in row if known != "file"]
-                free = [known for known in names if known not in wanted] or ["COLUMN"]
-                wordiest = max(free, key=lambda known: len(str(row.get(known)).split()))
-                raise UserError(
-                    f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
-                    f"one that is meant by --read {name}={nearest(alias, free) or wordiest}"
-                ) from None
-        return row | columns
+    columns = {}
+    for name, alias in wanted.items():
+        try:
+            columns[name] = cell(row, alias)
+        except KeyError:
+            names = [known for known in row if known != "file"]
+            free = [known for known in names if known not in wanted] or ["COLUMN"]
+            wordiest = max(free, key=lambda known: len(str(row.get(known)).split()))
+            raise UserError(
+                f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
+                f"one that is meant by --read {name}={nearest(alias, free) or wordiest}"
+            ) from None
+    return row | columns
