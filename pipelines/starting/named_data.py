@@ -101,7 +101,10 @@ class NamedData:
         """The rows of a split with all columns that they have, joined by sentence_field; of plain text the first ones.
         How a file is read is noted in the section."""
         section = DataSection(**self.section)
-        limits, columns = Limits.of(section), {"image_field": "image", "label_field": "label"} if self.is_images else {}
+        if self.is_images:
+            paths = sorted(glob.glob(f"{glob.escape(self.section['files'])}/**/*", recursive=True))
+            return ({"image": one, "label": Path(one).parent.name} for one in paths if is_image_file(Path(one)))
+        limits, columns = Limits.of(section), {}
         if self.is_text:
             texts = open_reader(section, split, TextView("text", limits), None)
             columns = self._columns_of_texts(texts.paths, limits)
