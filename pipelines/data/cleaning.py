@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, need_package
 from ..recipes.data_section import CleanSettings
 from ..storage.cache import cached_folder, sha
 from ..storage.contents import hashed_files
 from ..words import counted, working
 from .account import Account
-from .contamination import TestSets, shared_notes, words_of
+from .contamination import NearDuplicates, TestSets, shared_notes, words_of
 from .documents import Document, Skipped, Source
 
 _FORMAT = 1  # raise it when the same settings leave out other documents
@@ -32,7 +32,7 @@ PART_BYTES = 2**30  # of files: the size of a part, as in tokenization.py
 EXAMPLES = 3  # documents that the report shows for each reason
 LISTED = 10  # shared texts that the report shows for each test set; the file SHARED has all of them
 FOUND, DROPPED, SHARED = "found.json", "dropped.npz", "shared.jsonl"
-EXACT, OVERLAP = "exact duplicates", "in common with test sets"
+EXACT, NEAR, OVERLAP = "exact duplicates", "near duplicates", "in common with test sets"
 
 
 class Judge:
@@ -41,6 +41,7 @@ class Judge:
     def __init__(self, clean: CleanSettings, keeps: Callable[[str], Any] | None, tests: TestSets | None):
         self.clean, self.keeps, self.tests = clean, keeps, tests
         self._texts: set[bytes] = set()
+        self._near = None if clean.near_duplicates is None else NearDuplicates(clean.near_duplicates)
         self.latest: dict = {}
 
     def reason(self, document: Document) -> str | None:
@@ -51,10 +52,13 @@ class Judge:
             return f"longer than {clean.max_length:,} characters"
         if self.keeps is not None and not self._is_kept(document):
             return f"refused by {clean.filter}"
-        self.latest = self.tests.shared(words_of(text)) if self.tests else {}
+        words = words_of(text) if self.tests or self._near else []
+        self.latest = self.tests.shared(words) if self.tests else {}
         if self.latest:
             return OVERLAP
-        return EXACT if clean.exact_duplicates and self._was_there(text) else None
+        if clean.exact_duplicates and self._was_there(text):
+            return EXACT
+        return NEAR if self._near and self._near.was_there(words) else None
 
     def _is_kept(self, document: Document) -> bool:
         field = f"data.clean.filter={self.clean.filter}"
@@ -80,7 +84,7 @@ class CleanSource(Source):
     not counting those left out; None: all. streamed: whether the source is read only once, so that its documents are
     judged while they are read.
 
-    Raises UserError for a filter that cannot be loaded; while it is read, if the filter
+    Raises UserError for a filter that cannot be loaded and for a missing package; while it is read, if the filter
     fails or no document is left.
     """
 
@@ -93,6 +97,8 @@ class CleanSource(Source):
         most: int | None = None,
         streamed: bool = False,
     ):
+        if clean.near_duplicates is not None:
+            need_package("data.clean.near_duplicates", "datasketch", "near_duplicates")
         self.source, self.clean, self.cache, self.tests, self.most = source, clean, cache, tests, most
         self.name, self.where, self.columns = source.name, source.where, source.columns
         self.splits_by_name, self.has_encoding, self.streamed = source.splits_by_name, source.has_encoding, streamed

@@ -69,6 +69,12 @@ class CleanSettings:
     """What is left out of plain text before it is tokenised (data/cleaning.py); lengths are in characters."""
 
     exact_duplicates: bool = doc("leave out documents whose text was there before in the source", False)
+    near_duplicates: float | None = doc(
+        "leave out documents whose sequences of five words are so much the same as an earlier document's (Jaccard "
+        "similarity, estimated by MinHash), such as 0.8; needs anyformer[near_duplicates]",
+        at_least=0.1,
+        at_most=0.99,
+    )
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
@@ -247,7 +253,8 @@ def check_clean(objective, data: DataSection) -> None:
     if clean == CleanSettings(decontaminate_words=clean.decontaminate_words):
         raise UserError("data.clean leaves nothing out; set some of it, such as {exact_duplicates: true}")
     why = "compares all documents before the first is read; set data.streaming=false"
-    check_beside("data.clean", clean, [("exact_duplicates=", data.streaming, why)])
+    rows = [(f"{name}=", data.streaming, why) for name in ("exact_duplicates", "near_duplicates")]
+    check_beside("data.clean", clean, rows)
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -31,12 +32,13 @@ def new_text(words=60):
 
 TEXTS = [new_text() for _ in range(40)]
 TESTS = [new_text(20) for _ in range(6)]
+NEAR = TEXTS[9].replace(TEXTS[9].split()[30], "other", 1)
 SHARED = f"{new_text(9)}, {' '.join(TESTS[2].split()[3:17]).upper()}! {new_text(9)}"  # 14 words in a row of a test
 TOO_FEW = f"{new_text(9)} {' '.join(TESTS[3].split()[:12])} {new_text(9)}"  # 12 words
-PLANTED = {12: TEXTS[3] + "\n", 25: "tiny", 30: new_text(900), 33: "verboten " + new_text(), 36: SHARED}
+PLANTED = {12: TEXTS[3] + "\n", 20: NEAR, 25: "tiny", 30: new_text(900), 33: "verboten " + new_text(), 36: SHARED}
 ALL = [text for place, text in enumerate(TEXTS) for text in ([PLANTED[place]] if place in PLANTED else []) + [text]]
 ALL.insert(5, TOO_FEW)
-REASONS = ["exact duplicates", "shorter than 10 characters", "longer than 2,000 characters"]
+REASONS = ["exact duplicates", "near duplicates", "shorter than 10 characters", "longer than 2,000 characters"]
 
 
 def rows_of(some):
@@ -54,7 +56,7 @@ def files(tmp_path):
 
 
 def section(files, validation=0.0, **clean):
-    clean = {"exact_duplicates": True, "min_length": 10, "max_length": 2000} | clean
+    clean = {"exact_duplicates": True, "near_duplicates": 0.8, "min_length": 10, "max_length": 2000} | clean
     clean = {"filter": f"{files}/keep.py:keep", "decontaminate": [f"{files}/tests.jsonl"]} | clean
     cache = str(files / "cache")
     return DataSection(
@@ -66,7 +68,7 @@ def test_planted_documents_are_left_out_and_each_reason_is_shown(files):
     corpus = open_corpora(section(files))["train"]
     assert texts(corpus) == [text for text in ALL if text not in PLANTED.values()]
     skipped, summary, shared = unusual(corpus.account())
-    assert summary.startswith("cleaning left out 5 of 46 documents of train-0.jsonl and 2 more\n")
+    assert summary.startswith("cleaning left out 6 of 47 documents of train-0.jsonl and 2 more\n")
     for reason in [*REASONS, f"refused by {files}/keep.py:keep", "in common with test sets"]:
         assert f"1 {reason}, such as train-" in summary
     assert f"train-0.jsonl:14 “{' '.join(TEXTS[3].split()[:8])} …”" in summary
@@ -74,7 +76,7 @@ def test_planted_documents_are_left_out_and_each_reason_is_shown(files):
     assert "(7 texts, 1 of fewer than 13 words): 2 sequences of 13 words in 1 document; all in the cache, " in shared
     assert shared.endswith(f"“{in_common}”")
     (line,) = (files / "cache" / re.search(r"clean/.*jsonl", shared)[0]).read_text().splitlines()
-    assert json.loads(line)["words"] == in_common and skipped == "5 documents skipped: 5 by data.clean"
+    assert json.loads(line)["words"] == in_common and skipped == "6 documents skipped: 6 by data.clean"
 
 
 def test_cleaning_moves_no_document_to_the_other_split_and_duplicates_do_not_stand_in_both(files):
@@ -121,7 +123,7 @@ def test_what_is_left_out_is_part_of_the_identity_and_decided_once(files, monkey
         return open_corpora(section(files, **clean))["train"].fingerprint()
 
     assert fingerprint() == fingerprint()
-    others = [{"min_length": None}, {"decontaminate_words": 12}, {"decontaminate": []}]
+    others = [{"near_duplicates": 0.9}, {"min_length": None}, {"decontaminate_words": 12}, {"decontaminate": []}]
     found = [fingerprint(), *(fingerprint(**other) for other in others)]
     texts(open_corpora(section(files))["train"])
     monkeypatch.setattr(cleaning.Judge, "reason", None)  # judges nothing again
@@ -135,7 +137,7 @@ def test_what_is_left_out_is_part_of_the_identity_and_decided_once(files, monkey
 def test_each_source_of_a_mixture_is_cleaned_and_says_so(files):
     sources = [MixtureSource(files=f"{files}/train-{number}.jsonl") for number in (0, 1)]
     corpus = open_corpora(replace(section(files), mixture=sources, files=None))["train"]
-    assert not set(PLANTED.values()) & set(texts(corpus))
+    assert set(PLANTED.values()) & set(texts(corpus)) == {NEAR}  # what it is like is in the other source
     assert sum(note.startswith("cleaning left out") for note in unusual(corpus.account())) == 2
 
 
@@ -144,7 +146,7 @@ def test_recipes_and_suites_are_test_sets(files, tiny_recipe):
     suite = files / "suite.yaml"
     own = {"recipe": str(recipe), "name": "own", "data": {"test_files": f"{files}/train-1.jsonl"}}
     suite.write_text(yaml.safe_dump({"suite": [str(recipe), own]}))
-    only = {"exact_duplicates": False, "min_length": None, "max_length": None, "filter": None}
+    only = {"exact_duplicates": False, "near_duplicates": None, "min_length": None, "max_length": None, "filter": None}
     corpus = open_corpora(section(files, **only, decontaminate=[str(recipe)]))["train"]
     assert SHARED not in texts(corpus) and len(texts(corpus)) == len(ALL) - 1
     corpus = open_corpora(section(files, **only, decontaminate=[str(suite)]))["train"]
@@ -166,10 +168,10 @@ def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
     folder.mkdir()
     for path in files.glob("train-*"):
         (folder / path.name).write_text(path.read_text())
-    data = section(files, exact_duplicates=False)
+    data = section(files, exact_duplicates=False, near_duplicates=None)
     corpus = open_corpora(replace(data, files=None, dataset=str(folder), streaming=True))["train"]
     pairs = list(corpus.documents_from())
-    assert [one.text for one, _ in pairs] == [t for t in ALL if t not in list(PLANTED.values())[1:]]
+    assert [one.text for one, _ in pairs] == [t for t in ALL if t not in list(PLANTED.values())[2:]]
     assert [one for one, _ in corpus.documents_from(json.loads(json.dumps(pairs[7][1])))] == [d for d, _ in pairs[8:]]
 
 
@@ -182,7 +184,7 @@ def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
         ({"filter": "json:lods"}, "data.clean.filter='json:lods': json has no function lods"),
         ({"filter": "json:loads"}, "data.clean.filter=json:loads failed at train-0.jsonl:1: JSONDecodeError"),
         ({"filter": "json:dumps"}, "data.clean.filter=json:dumps returned"),
-        ({"min_length": 5000, "max_length": None}, "data.clean leaves nothing of train-0.jsonl and 2 more (46 shorter"),
+        ({"min_length": 5000, "max_length": None}, "data.clean leaves nothing of train-0.jsonl and 2 more (47 shorter"),
     ],
 )
 def test_what_cannot_be_cleaned_so_is_one_sentence(files, clean, words):
@@ -191,13 +193,19 @@ def test_what_cannot_be_cleaned_so_is_one_sentence(files, clean, words):
     assert words in str(raised.value)
 
 
+def test_without_datasketch_near_duplicates_name_the_extra(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasketch", None)
+    with pytest.raises(UserError, match=r"data\.clean\.near_duplicates needs .* install anyformer\[near_duplicates\]"):
+        open_corpora(section(files))
+
+
 @pytest.mark.parametrize(
     "recipe, settings, words",
     [
         ("quickstart", "{decontaminate_words: 8}", "data.clean leaves nothing out"),
         ("quickstart", "{min_length: 9, max_length: 8}", "data.clean.min_length=9 is above data.clean.max_length=8"),
         ("quickstart", "{filter: my_filter}", "data.clean.filter='my_filter' names no function"),
-        ("quickstart", "{exact_duplicate: true}", "did you mean data.clean.exact_duplicates?"),
+        ("quickstart", "{near_duplicate: 0.8}", "did you mean data.clean.near_duplicates?"),
         ("imdb_classify", "{min_length: 9}", "data.clean is of plain text, and task.name=sequence_classification"),
     ],
 )
