@@ -47,9 +47,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
         ("teacher.name_or_path",): ("teacher", "teacher_model", "distillation", "distill", "knowledge_distillation"),
         ("text_field",): ("text_column", "text_key"),
         # values
-        ("byte_bpe",): ("bpe", "bytelevel_bpe", "byte_level_bpe", "bbpe"),
-        ("bpe_byte_fallback",): ("sentencepiece_bpe", "spm_bpe", "byte_fallback", "byte_fallback_bpe", "metaspace_bpe"),
-        ("unigram", "bpe_byte_fallback"): ("sentencepiece", "spm"),
+        ("byte_bpe",): ("bpe", "bytelevel_bpe", "byte_level_bpe", "bbpe", "sentencepiece_bpe", "byte_fallback"),
+        ("unigram",): ("sentencepiece", "spm"),
         ("wordpiece",): ("wp", "word_piece", "bert"),
         ("rotary",): ("rope",),
         ("learned",): ("absolute",),

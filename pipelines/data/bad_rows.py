@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from ..errors import UserError
@@ -38,26 +38,30 @@ class BadRow(NamedTuple):
 
 def bad_rows_of(examples: Part, attempt: Callable[[Probe], None]) -> list[BadRow]:
     """The rows of a split that cannot be read, or for which `attempt` raises a UserError."""
+
+    def nothing_of(rows: list[tuple[int, Example]]) -> list[None]:
+        attempt(Probe(example for _, example in rows))
+        return [None] * len(rows)
+
     bad = []
     for batch in in_batches(examples.numbered()):
         good = [(index, example) for index, example in batch if not isinstance(example[1], UserError)]
-        unread = [BadRow(index, place, str(row)) for index, (place, row) in batch if isinstance(row, UserError)]
-        bad += sorted([*unread, *_failing(good, attempt)])
+        errors = {index: error for (index, _), error in zip(good, tried(good, nothing_of))}
+        found = [(index, place, errors.get(index, row)) for index, (place, row) in batch]
+        bad += [BadRow(index, place, str(error)) for index, place, error in found if error is not None]
     return bad
 
 
-def _failing(batch: list[tuple[int, Example]], attempt: Callable[[Probe], None]) -> Iterator[BadRow]:
-    """The rows of a batch that fail, found by bisection, so that a good batch is tried only once."""
+def tried(items: list, attempt: Callable[[list], list]) -> list:
+    """What `attempt` makes of items, one for each; in place of it the UserError of one that fails, found by bisection,
+    so that items without a fault are tried only once."""
     try:
-        attempt(Probe(example for _, example in batch))
+        return attempt(items) if items else []
     except UserError as error:
-        if len(batch) == 1:
-            index, (place, _) = batch[0]
-            yield BadRow(index, place, str(error))
-            return
-        middle = len(batch) // 2
-        yield from _failing(batch[:middle], attempt)
-        yield from _failing(batch[middle:], attempt)
+        if len(items) == 1:
+            return [error]
+    middle = len(items) // 2
+    return tried(items[:middle], attempt) + tried(items[middle:], attempt)
 
 
 def refusal(found: list[BadRow], error: UserError) -> UserError:

@@ -6,10 +6,11 @@ leave out the same documents, wherever they begin. A stream is judged while it i
 
 import copy
 import hashlib
-import importlib.util
+import importlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import runpy
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,6 @@ from ..words import counted, working
 from .account import Account
 from .contamination import NearDuplicates, TestSets, shared_notes, words_of
 from .documents import Document, Skipped, Source
-from .examples import SourceCorpus
 
 _FORMAT = 1  # raise it when the same settings leave out other documents
 PART_BYTES = 2**30  # of files: the size of a part, as in tokenization.py
@@ -43,13 +43,6 @@ class Judge:
         self._texts: set[bytes] = set()
         self._near = None if clean.near_duplicates is None else NearDuplicates(clean.near_duplicates)
         self.latest: dict = {}
-
-    def remember(self, document: Document) -> None:
-        """Take a document of another source as an earlier one, of which later documents may be duplicates."""
-        if self.clean.exact_duplicates:
-            self._was_there(document.text)
-        if self._near:
-            self._near.was_there(words_of(document.text))
 
     def reason(self, document: Document) -> str | None:
         clean, text = self.clean, document.text
@@ -89,7 +82,7 @@ class CleanSource(Source):
 
     tests: the test sets with which no document may share words, or None. most: the number of documents that are read,
     not counting those left out; None: all. streamed: whether the source is read only once, so that its documents are
-    judged while they are read. earlier: sources whose documents this one must not repeat.
+    judged while they are read.
 
     Raises UserError for a filter that cannot be loaded and for a missing package; while it is read, if the filter
     fails or no document is left.
@@ -103,14 +96,12 @@ class CleanSource(Source):
         tests: TestSets | None,
         most: int | None = None,
         streamed: bool = False,
-        earlier: Sequence["CleanSource"] = (),
     ):
         if clean.near_duplicates is not None:
             need_package("data.clean.near_duplicates", "datasketch", "near_duplicates")
         self.source, self.clean, self.cache, self.tests, self.most = source, clean, cache, tests, most
         self.name, self.where, self.columns = source.name, source.where, source.columns
         self.splits_by_name, self.has_encoding, self.streamed = source.splits_by_name, source.has_encoding, streamed
-        self.earlier = list(earlier)
         self.keeps, self._code = (None, None) if clean.filter is None else _function(clean.filter)
         self._parts = list(enumerate(source.parts(PART_BYTES)))
 
@@ -150,11 +141,10 @@ class CleanSource(Source):
     def identity(self) -> Any:
         """Depends on the content of the test sets and of the filter's file, not on their paths."""
         settings = asdict(self.clean)
-        for name in ("filter", "decontaminate", "decontaminate_words", "across_sources"):
+        for name in ("filter", "decontaminate", "decontaminate_words"):
             del settings[name]
         tests = self.tests and self.tests.identity()
-        earlier = {"earlier": [source.identity() for source in self.earlier]} if self.earlier else {}
-        return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()} | earlier
+        return {"clean": [_FORMAT, settings, self._code, tests, self.most], "source": self.source.identity()}
 
     def account(self) -> Account:
         """How many documents of the whole source were left out, by reason; empty for a stream."""
@@ -185,9 +175,6 @@ class CleanSource(Source):
         """Judge every document of the source and write to `folder` which ones are left out."""
         with working(f"cleaning {self.name}"), (folder / SHARED).open("w", encoding="utf-8") as shared:
             judge, result = Judge(self.clean, self.keeps, self.tests), _Findings(shared)
-            for source in self.earlier:
-                for document in SourceCorpus("train", source, most=source.most).documents():
-                    judge.remember(document)
             for part, number, item in self._all():
                 reason = judge.reason(item)
                 result.add(part, number, item, reason, judge.latest if reason == OVERLAP else {})
@@ -257,17 +244,11 @@ def _function(name: str) -> tuple[Callable[[str], Any], list[str]]:
     place, _, attribute = name.rpartition(":")
     field = f"data.clean.filter={name!r}"
     try:
-        if place.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(
-                f"anyformer_filter_{Path(place).stem}", os.path.expanduser(place)
-            )
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-        else:
-            module = importlib.import_module(place)
+        is_file = place.endswith(".py")
+        names = runpy.run_path(os.path.expanduser(place)) if is_file else vars(importlib.import_module(place))
     except Exception as error:  # whatever a user's file raises
         raise UserError(f"{field} cannot be loaded: {type(error).__name__}: {error}") from error
-    function = getattr(module, attribute, None)
+    function = names.get(attribute)
     if not callable(function):
         raise UserError(f"{field}: {place} has no function {attribute}")
-    return function, [attribute, hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()]
+    return function, [attribute, hashlib.sha256(Path(names["__file__"]).read_bytes()).hexdigest()]

@@ -14,8 +14,9 @@ from .documents import Limits, counted_from
 from .file_formats import FileFormat, check_opens, format_of
 from .files import WAY_OUT, file_identities, name_of_files, readable
 from .patterns import find_files
-from .plain_text import PlainText, TextExample, no_format
+from .plain_text import PlainText, no_format
 from .reader import Reader, Row, View
+from .whole_files import WholeFile
 
 # What is found of a file: in words, and what to do where it is wrong.
 FOUND = {
@@ -109,7 +110,8 @@ class FileReader(Reader):
         return list(dict.fromkeys(self.columns.values()))
 
     def all_columns(self) -> list[str]:
-        return self.kind_of(self.paths[0]).columns(self.field, self.paths[0]) or []
+        names = self.kind_of(self.paths[0]).columns(self.field, self.paths[0]) or []
+        return [name for name in names if name.rpartition(".")[0] not in names]
 
     def limits_of(self, path: Path) -> Limits:
         return self.limits
@@ -134,7 +136,7 @@ class FileReader(Reader):
 
     def identity(self) -> Any:
         identity = {"files": file_identities(self.field, self.paths)} | super().identity()
-        if isinstance(self.view.other, TextExample) and any(format_of(path) is None for path in self.paths):
+        if isinstance(self.view.other, WholeFile) and any(format_of(path) is None for path in self.paths):
             identity |= {"folders": [path.parent.name for path in self.paths]}
         if isinstance(self.view.other, PlainText):
             found = [found["encoding"] for path in self.paths if "encoding" in (found := self.found_in(path))]

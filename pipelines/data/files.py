@@ -125,23 +125,18 @@ class _Recoded(io.RawIOBase):
     """A stream in another encoding, read as UTF-8."""
 
     def __init__(self, stream: IO[bytes], encoding: str):
-        self._stream, self._decoder = stream, codecs.getincrementaldecoder(encoding)("surrogateescape")
-        self._rest, self._ended = b"", False
+        self._text = io.TextIOWrapper(stream, encoding, "surrogateescape", newline="")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer) -> int:
-        while not self._rest and not self._ended:
-            part = self._stream.read(2**16)
-            self._ended = not part
-            self._rest = self._decoder.decode(part, final=self._ended).encode(errors="surrogateescape")
-        size = min(len(buffer), len(self._rest))
-        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size
+        part = self._text.read(len(buffer) // 4).encode(errors="surrogateescape")  # at most four bytes a character
+        buffer[: len(part)] = part
+        return len(part)
 
     def close(self) -> None:
-        self._stream.close()
+        self._text.close()
         super().close()
 
 

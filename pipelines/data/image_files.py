@@ -9,32 +9,14 @@ from typing import Any
 from ..errors import UserError
 from ..storage.contents import content_hash, contents
 from ..words import counted
-from .file_formats import FileFormat
 from .file_reader import FileReader
 from .files import readable
 from .patterns import find_files
 from .reader import GROUPS, ExampleView
 from .remote_files import is_copy
+from .whole_files import WholeFile, is_image_file
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 LEFT_BY_WINDOWS = ("thumbs.db", "desktop.ini")  # in folders of images; they are no part of the data
-
-
-def is_image_file(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES)
-
-
-class ImageFile(FileFormat):
-    """An image file as a row: its path and, as its class, the name of the folder it lies in."""
-
-    is_compressed = True
-
-    def __init__(self, columns: dict[str, str]):
-        self.named = columns
-
-    def rows(self, field, path, columns, limits):
-        values = {"image_field": str(path), "label_field": path.parent.name}
-        yield None, {column: values[name] for name, column in self.named.items()}
 
 
 class ImageFiles(FileReader):
@@ -45,7 +27,7 @@ class ImageFiles(FileReader):
 
     def __init__(self, field: str, paths: list[Path], view: ExampleView):
         named = [str(path) for path in paths if path.name.lower() not in LEFT_BY_WINDOWS]
-        view.other = ImageFile(view.columns)
+        view.other = WholeFile(view.columns)
         super().__init__(field, named, view)
         folders = sorted({path.parent.name for path in self.paths})
         self.name = (

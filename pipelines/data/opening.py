@@ -12,7 +12,6 @@ from ..plugins import SOURCES
 from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
 from ..storage.cache import cache_folder, kept_value
-from .cells import IfThere
 from .derived import open_derived
 from .documents import Corpus, Limits, Skipped, Source
 from .examples import Examples, MixtureCorpus, Part, SourceCorpus, no_documents
@@ -20,15 +19,12 @@ from .file_reader import FileReader
 from .hub_reader import HubReader
 from .image_files import read_images
 from .patterns import real_paths
-from .plain_text import TextExample
 from .reader import GROUPS, SOME, ExampleView, Reader, TextView, View
 from .remote_files import with_local_copies
 from .splits import SPLITS, STREAM_WINDOW, TRAIN, VALIDATION, Split, planned_parts
 
 # By default at least AT_LEAST examples are held back if there are ENOUGH; of MANY or more, 5 % are more than that.
 AT_LEAST, ENOUGH, MANY = 500, 5000, 15_000
-# Settings of columns that a text file gives: its text and the name of its folder, or its words and their tags.
-AS_TEXT_FILES = ({"text_field", "label_field"}, {"tokens_field", "tags_field"})
 
 
 def open_reader(
@@ -42,8 +38,6 @@ def open_reader(
     """The reader of what the section names for a split; None: it names nothing. without: files that globs leave out."""
     files, split_name = ("files", "split") if split == TRAIN else (f"{split}_files", f"{split}_split")
     if getattr(section, files):
-        if isinstance(view, ExampleView) and view.other is None and {*view.columns} in AS_TEXT_FILES:
-            view.other = TextExample(view.columns)
         field, read = f"{view.where}.{files}", read_images if "image_field" in view.columns else FileReader
         return read(field, with_local_copies(getattr(section, files), field, cache_dir, without), view, without)
     if section.dataset and getattr(section, split_name):
@@ -95,7 +89,6 @@ class _Opener:
 
     def __init__(self, data: DataSection):
         self.data, self.limits = data, Limits.of(data)
-        self.cleaned: list[Source] = []  # sources whose documents later ones must not repeat
 
     def mixture(self, held: float, without: Collection[str]) -> dict[str, Corpus]:
         """The corpora of data.mixture. held: the validation share of sources without a share or validation data."""
@@ -171,10 +164,7 @@ class _Opener:
 
         clean, cache = self.data.clean, self.data.cache_dir
         tests = open_test_sets(clean, self.limits, section.text_field, cache) if clean.decontaminate else None
-        earlier, streamed = self.cleaned if clean.across_sources else [], self.data.streaming
-        source = CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, streamed, earlier)
-        self.cleaned.append(source)
-        return source
+        return CleanSource(source, clean, cache_folder(cache), tests, section.max_documents, self.data.streaming)
 
 
 # ---- labelled examples
@@ -250,6 +240,5 @@ def first_rows(data: DataSection, splits: Sequence[str] = SPLITS) -> tuple[list[
     reader = next(filter(None, (open_reader(data, split, view, data.cache_dir) for split in there)), None)
     if reader is None:
         return [], ""
-    columns = {name: IfThere(name) for name in reader.all_columns()}
-    rows = (row for _, row in islice(reader.seeing(ExampleView(columns, reader.limits)).items(), SOME))
+    rows = (row for _, row in islice(reader.with_all_columns().items(), SOME))
     return [row for row in rows if isinstance(row, dict)], reader.name

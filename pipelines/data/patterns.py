@@ -64,27 +64,15 @@ def _matches(pattern: Path) -> Iterator[str]:
             yield from _matches(Path(glob.escape(folder), *tail))
 
 
-def _folders(start: str) -> Iterator[str]:
-    """A folder and the folders in it at any depth, except hidden ones; a folder with several names is entered once.
-
-    It is entered by a name without links where there is one.
-    """
-    visited, waiting = set(), [start]
-    while waiting:
-        linked = []
-        for top in waiting:
-            yield top
-            if os.path.realpath(top) in visited:
-                continue
-            for folder, names, _ in os.walk(top):
-                visited.add(os.path.realpath(folder))
-                shown = [name for name in names if not name.startswith(".")]
-                links = [name for name in shown if os.path.islink(os.path.join(folder, name))]
-                linked += [os.path.join(folder, name) for name in links]
-                inner = [os.path.join(folder, name) for name in shown if name not in links]
-                yield from inner
-                names[:] = [os.path.basename(path) for path in inner if os.path.realpath(path) not in visited]
-        waiting = sorted(linked)
+def _folders(start: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """A folder and the folders in it at any depth, except hidden ones. above: the real paths of those it is in."""
+    real = os.path.realpath(start)
+    if real in above:
+        return
+    yield start
+    for entry in os.scandir(start):
+        if entry.is_dir() and not entry.name.startswith("."):
+            yield from _folders(entry.path, (*above, real))
 
 
 def _check_regular(field: str, pattern: str, path: str) -> None:

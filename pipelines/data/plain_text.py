@@ -1,7 +1,7 @@
 """Plain text: which files are it, and the documents in one: the file, its lines, or its paragraphs."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class PlainText(FileFormat):
         self.document = document
 
     def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        suffix = _suffix(path.name)
+        suffix = suffix_of(path.name)
         if suffix in ("", *TEXT) or re.fullmatch(r"\.\d+", suffix):
             return
         if suffix not in CODE_AND_MARKUP:
@@ -44,7 +44,7 @@ class PlainText(FileFormat):
                 f"{field}: {path} ends in {suffix}, which is no known format; known: {known}, for plain text .txt "
                 f"(rename it if it is that), and of code and markup {code}."
             )
-        asked_for = _suffix(Path(pattern).name.rstrip("*")).strip(".?*")
+        asked_for = suffix_of(Path(pattern).name.rstrip("*")).strip(".?*")
         if not asked_for:
             raise UserError(
                 f"{field}={pattern!r} matches {path}, too; name the files that are meant by their suffixes, such as "
@@ -81,31 +81,9 @@ class PlainText(FileFormat):
             yield None if self.document == "file" else start, _row(parts, fault, columns)
 
 
-class TextExample(FileFormat):
-    """A text file as an example: its text and, as its class, the name of its folder; of tagged words as a .conll file.
-
-    columns: of the view, by their settings.
-    """
-
-    def __init__(self, columns: dict[str, str]):
-        self.named = columns
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if _suffix(path.name) not in TEXT:
-            raise no_format(field, path)
-
-    def rows(self, field, path, columns, limits):
-        if "tokens_field" in self.named:
-            yield from FILE_FORMATS[".conll"].rows(field, path, columns, limits)
-            return
-        for _, row in PlainText().rows(field, path, ["text"], limits):
-            named = (("text_field", row), ("label_field", {"text": path.parent.name}))
-            yield None, row if isinstance(row, str) else {self.named[name]: of["text"] for name, of in named}
-
-
-def no_format(field: str, path: Path) -> UserError:
-    known = ", ".join(FILE_FORMATS)
-    return UserError(f"{field}: {path} is of no format that labelled examples are read from; known: {known}")
+def no_format(field: str, path: Path, others: Sequence[str] = ()) -> UserError:
+    known = ", ".join([*FILE_FORMATS, *others])
+    return UserError(f"{field}: {path} is of no format that rows are read from; known: {known}")
 
 
 def _row(parts: list[bytes], fault: str | None, columns: list[str]) -> dict[str, str] | str:
@@ -116,5 +94,5 @@ def _row(parts: list[bytes], fault: str | None, columns: list[str]) -> dict[str,
         return "non_utf8"
 
 
-def _suffix(name: str) -> str:
+def suffix_of(name: str) -> str:
     return Path(unpacked_name(name)).suffix

@@ -12,6 +12,7 @@ from .documents import UTF8, Document, Limits, Skipped, Source
 from .file_formats import FILE_FORMATS, FileFormat, is_unicode, with_class_names
 from .files import NOT_UTF8, WAY_OUT
 from .plain_text import PlainText
+from .whole_files import WholeFile
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]
@@ -135,6 +136,10 @@ class ExampleView(View):
         super().__init__(columns, limits, where)
         if limits.separator is not None:  # a text file is a table, too
             self.other = FILE_FORMATS[".tsv"]
+        elif {*columns} == {"tokens_field", "tags_field"}:
+            self.other = FILE_FORMATS[".conll"]
+        elif {*columns} == {"text_field", "label_field"}:
+            self.other = WholeFile(columns)
 
     def __call__(self, row: Row, field: str) -> Read:
         return row.place, self._values(row, field)
@@ -146,8 +151,7 @@ class ExampleView(View):
         if isinstance(values, str):
             if values == "non_utf8" and encoding != UTF8:  # a fault of the setting, not of single rows
                 raise UserError(f"{field}: {place}: not {encoding}; {WAY_OUT}")
-            faults = {"too_long": self.too_long, "non_utf8": NOT_UTF8}
-            return UserError(f"{field}: {place}: {faults[values]}")
+            return UserError(f"{field}: {place}: {NOT_UTF8 if values == 'non_utf8' else self.too_long}")
         try:
             cells = {c: with_class_names(cell(values, c), row.names.get(c)) for c in self.columns.values()}
         except KeyError:
@@ -196,8 +200,13 @@ class Reader(Source):
         """Raise UserError where the place cannot be read, or lacks the view's columns."""
 
     def all_columns(self) -> list[str]:
-        """Those that must be named to be read; of other places every row has all."""
+        """Those that must be named to be read, the outermost; of other places every row has all."""
         return []
+
+    def with_all_columns(self, **more: str) -> Self:
+        """The same rows as examples with all their columns. more: further ones that a view takes, by their settings."""
+        columns = {name: IfThere(name) for name in self.all_columns()} | more
+        return self.seeing(ExampleView(columns, self.limits))
 
     def seeing(self, view: View) -> Self:
         """The same rows for another use."""

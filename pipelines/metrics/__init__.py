@@ -126,9 +126,9 @@ AVERAGES = {
     "weighted": "mean over examples' classes",
 }
 _OF_CLASSES = {
-    "f1": ("F1", "harmonic mean of precision and recall"),
-    "precision": ("Precision", "share of the predictions of a class that are right"),
-    "recall": ("Recall", "share of the examples of a class that are found"),
+    "f1": "harmonic mean of precision and recall",
+    "precision": "share of the predictions of a class that are right",
+    "recall": "share of the examples of a class that are found",
 }
 
 
@@ -172,15 +172,16 @@ _built_in(
     interval=wilson,
     also=SETS,
 )
-for _name, (_cls, _words) in _OF_CLASSES.items():
+for _name, _words in _OF_CLASSES.items():
     for _variant, _of in AVERAGES.items():
         _built_in(
             _name if _variant is None else f"{_name}_{_variant}",
-            *("classes", _cls, f"{_words}, {_of}", _variant),
+            *("classes", "AveragedMetric", f"{_words}, {_of}", _variant),
             two_classes=_variant is None,
             also=() if _variant is None else SETS,
         )
-_built_in("f1_micro", "label_sets", "F1", "harmonic mean of precision and recall, over all labels at once", "micro")
+_words = "harmonic mean of precision and recall, over all labels at once"
+_built_in("f1_micro", "label_sets", "AveragedMetric", _words, "micro")
 _built_in(
     "expected_calibration_error",
     "probabilities",
@@ -191,8 +192,8 @@ _built_in(
 _built_in("matthews_correlation", "classes", "MatthewsCorrelation", "correlation of predicted and true classes")
 _built_in("reward_accuracy", "rewards", "RewardAccuracy", "share of pairs whose chosen answer has the higher reward")
 _built_in("reward_margin", "rewards", "RewardMargin", "mean difference of the rewards of chosen and rejected answers")
-_built_in("pearson", "numbers", "Pearson", "linear correlation of predicted and true numbers")
-_built_in("spearman", "numbers", "Spearman", "correlation of the ranks of predicted and true numbers")
+_built_in("pearson", "numbers", "Correlation", "linear correlation of predicted and true numbers")
+_built_in("spearman", "numbers", "Correlation", "correlation of the ranks of predicted and true numbers")
 _built_in("bleu", "texts", "Bleu", "BLEU of sacrebleu, 0 to 100: word n-grams shared with the reference")
 _built_in("bleu_lowercase", "texts", "Bleu", "BLEU of sacrebleu on lower-cased texts, 0 to 100", "lowercase")
 _built_in("chrf", "texts", "Chrf", "chrF of sacrebleu, 0 to 100: character n-grams shared with the reference")
@@ -279,8 +280,7 @@ def compute_metrics(
     keep(comparison)
     numbers, signatures = {}, {}
     for name in comparison.metrics:
-        metric = load_metric(name)
-        metric.tokenize = tokenize
+        metric = comparison.metric(name)
         predicted, true = comparison.inputs(name)
         numbers |= metric.compute(predictions=predicted, references=true)
         if metric.signature is not None:

@@ -42,24 +42,16 @@ class MatthewsCorrelation(ClassMetric):
 
 
 class AveragedMetric(ClassMetric):
-    """A number per class, averaged as `variant` says, or the `average` given to `compute`.
+    """F1, precision or recall of each class, averaged as `variant` says, or the `average` given to `compute`.
 
     Without either it is the number of class 1 of two classes. Where the denominator is zero it is 0, such as the
     precision of a class that is never predicted.
     """
 
+    @property
+    def function(self):
+        return f"{self._name.partition('_')[0]}_score"
+
     def score(self, predictions, references, average=None, **options):
         average = average or self.variant or "binary"
         return super().score(predictions, references, average=average, zero_division=0, **options)
-
-
-class F1(AveragedMetric):
-    function = "f1_score"
-
-
-class Precision(AveragedMetric):
-    function = "precision_score"
-
-
-class Recall(AveragedMetric):
-    function = "recall_score"

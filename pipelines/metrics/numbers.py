@@ -14,10 +14,10 @@ BINS = 15  # of confidence, as in Guo et al. 2017, section 2
 
 
 class Correlation(OfflineMetric):
-    """Between -1 and 1; NaN where it is undefined: predictions or references are all equal, or there is just one."""
+    """Pearson's or Spearman's, between -1 and 1; NaN where it is undefined: predictions or references are all equal, or
+    there is just one."""
 
     features = [pairs_of("float64")]
-    function: str  # name in scipy.stats
 
     def score(self, predictions, references):
         import scipy.stats
@@ -26,15 +26,7 @@ class Correlation(OfflineMetric):
             return float("nan")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the result, NaN, shows it
-            return getattr(scipy.stats, self.function)(predictions, references).statistic
-
-
-class Pearson(Correlation):
-    function = "pearsonr"
-
-
-class Spearman(Correlation):
-    function = "spearmanr"
+            return getattr(scipy.stats, f"{self._name}r")(predictions, references).statistic
 
 
 def bin_of(confidence: np.ndarray) -> np.ndarray:

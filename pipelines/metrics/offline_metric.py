@@ -100,13 +100,6 @@ class MeanMetric(CountedMetric):
         return total / number
 
 
-def wordless(references: list, has_word: Callable[[str], bool]) -> str | None:
-    """The remark that some references, each a text or a list of texts, have text and yet no word to compare."""
-    lists = ([texts] if isinstance(texts, str) else texts for texts in references)
-    number = sum(any(map(str.strip, texts)) and not any(map(has_word, texts)) for texts in lists)
-    return f"{number:,} of {len(references):,} references keep no word to compare" if number else None
-
-
 def pairs_of(dtype: str, several: bool = False) -> datasets.Features:
     """Features of a prediction and a reference of the same type; several: each of the two is a list of that type."""
     value = datasets.Sequence(datasets.Value(dtype)) if several else datasets.Value(dtype)

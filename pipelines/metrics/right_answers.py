@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from .offline_metric import FEATURES, MeanMetric, wordless
+from .offline_metric import FEATURES, MeanMetric
 from .unicode_words import ANY_PUNCTUATION, LETTER, NOT_LATIN
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -46,9 +46,6 @@ class AnswerMetric(MeanMetric):
     def each(self, predictions, references):
         pairs = zip(predictions, references, strict=True)
         return [max(self.of_pair(predicted, true) for true in right or [""]) for predicted, right in pairs]
-
-    def remark(self, references):
-        return wordless(references, lambda text: bool(normalized(text)))
 
 
 class AnswerExactMatch(AnswerMetric):

@@ -4,7 +4,7 @@ import abc
 
 import numpy as np
 
-from .offline_metric import FEATURES, MeanMetric, OfflineMetric, wordless
+from .offline_metric import FEATURES, MeanMetric, OfflineMetric
 from .unicode_words import LETTER, Words
 
 
@@ -77,9 +77,6 @@ class Rouge(MeanMetric, TextMetric):
             texts = [reference] if isinstance(reference, str) else reference
             best.append(max(scorer.score(text, prediction)[self.variant].fmeasure for text in texts))
         return best
-
-    def remark(self, references):
-        return wordless(references, lambda text: bool(Words.tokenize(text)))
 
 
 class ExactMatch(MeanMetric, TextMetric):

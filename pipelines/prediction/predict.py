@@ -22,7 +22,8 @@ from accelerate import PartialState
 
 from ..data.account import CUT, READ_AS, Account, ColumnsMet
 from ..data.account_words import unusual
-from ..data.cells import IfThere, cell
+from ..data.bad_rows import tried
+from ..data.cells import IfThere, cell, cell_names
 from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
 from ..data.reader import SENTENCES, SOME
@@ -46,7 +47,7 @@ from ..storage.record import Record, code_identity
 from ..transformers_logging import errors_only
 from ..words import counted, human_time, say, watched
 from .answer_files import Answer, AnswerFile
-from .unlabelled import Asked, Columns, Unlabelled, holds_empty, is_empty
+from .unlabelled import Asked, Unlabelled, holds_empty, is_empty, named_as_read
 
 BATCHES = 16  # in a part, within which rows of similar length are batched together
 NEW_TOKENS = 256  # max_new_tokens if neither user nor model sets it, as in transformers' pipelines
@@ -97,16 +98,15 @@ class Shown:
 class Prediction:
     """A checked prediction: everything but the weights.
 
-    answers: reads the rows and answers them. wanted: the columns that it reads. model: its record, made before it is
-    read. files: of the rows, each with its state before it was hashed. total: the number of rows. content: a hash of
-    all that is read in them. account: of what came in.
+    answers: reads the rows and answers them. wanted: {column that it reads: its name in the rows}. model: its record,
+    made before it is read. files: of the rows, each with its state before it was hashed. total: the number of rows.
+    content: a hash of all that is read in them. account: of what came in.
     """
 
     recipe: Recipe
     answers: Answers
     rows: Unlabelled
-    columns: Columns
-    wanted: list[str]
+    wanted: dict[str, str]
     batch_size: int
     max_new_tokens: int | None
     shown: Shown
@@ -126,7 +126,7 @@ class Prediction:
 
     def record(self) -> Record:
         """What the answers are of."""
-        settings = [self.columns.renamed, self.batch_size, self.max_new_tokens, vars(self.shown), self.recipe.to_dict()]
+        settings = [self.wanted, self.batch_size, self.max_new_tokens, vars(self.shown), self.recipe.to_dict()]
         return replace(self.model, data={"rows": self.content}, recipe=sha(settings), code=code_identity())
 
     def read(self) -> None:
@@ -135,7 +135,7 @@ class Prediction:
         Raises UserError where nothing can be answered: of SOME rows, or of all of them, none but empty ones.
         """
         met, faults, is_answered = set(), [], False
-        columns = ColumnsMet({self.columns.renamed.get(name, name) for name in self.wanted})
+        columns = ColumnsMet(self.wanted.values())
         with hashed_files() as files:
             seen = hashlib.sha256(sha(self.rows.identity()).encode())
             for place, row in self.rows:
@@ -181,31 +181,28 @@ class Prediction:
             return row
         needed: list[Any] = []
         try:
-            values = self.columns.read(self.wanted, place, row)
+            values = named_as_read(row, self.wanted, place)
             needed = [values[name] for name in self.wanted if not isinstance(name, IfThere)]
             return EMPTY if all(map(is_empty, needed)) else self.answers.asked(values, place)
         except UserError as error:
             return EMPTY if any(map(holds_empty, needed)) else error
 
     def finished(self, device) -> FinishedModel:
-        """The model, loaded when it is first used; it decodes greedily where it generates text."""
-
-        def made():
-            auto_class = getattr(transformers, self.answers.head)
-            model = load(auto_class, self.recipe, (*self.answers.objective.unused_weights, "pooler.")).to(device)
-            config = getattr(model, "generation_config", None)
-            if config is not None:
-                max_new_tokens = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
-                config.update(max_new_tokens=max_new_tokens, max_length=None, do_sample=False)
-                config.update(temperature=None, top_p=None, top_k=None)  # greedy search would warn about them
-            return model
-
-        return FinishedModel(self.recipe.model.name_or_path, made, self.batch_size)
+        """The loaded model; it decodes greedily where it generates text."""
+        auto_class = getattr(transformers, self.answers.head)
+        model = load(auto_class, self.recipe, (*self.answers.objective.unused_weights, "pooler.")).to(device)
+        config = getattr(model, "generation_config", None)
+        if config is not None:
+            max_new_tokens = self.max_new_tokens or config.max_new_tokens or NEW_TOKENS
+            config.update(max_new_tokens=max_new_tokens, max_length=None, do_sample=False)
+            config.update(temperature=None, top_p=None, top_k=None)  # greedy search would warn about them
+        return FinishedModel(self.recipe.model.name_or_path, lambda: model, self.batch_size)
 
     def answered(self, finished: FinishedModel, part: list[Asked]) -> list[Answer]:
         """The rows of a part with their answers, or with the reason why they have none."""
         inputs, answers = [self.asked(place, row) for place, row in part], []
-        found = iter(self._found(finished, [one for one in inputs if not isinstance(one, UserError)]))
+        asked = [one for one in inputs if not isinstance(one, UserError)]
+        found = iter(tried(asked, lambda some: list(self.answers.predict(finished, some))))
         for (_, row), one in zip(part, inputs):
             given = one if isinstance(one, UserError) else next(found)
             none = {"prediction": None, "reason": str(given)}
@@ -215,18 +212,6 @@ class Prediction:
             plain = json.dumps(copied | answer, default=lambda x: x.item() if hasattr(x, "item") else str(x))
             answers.append(json.loads(plain))
         return answers
-
-    def _found(self, finished: FinishedModel, asked: list) -> list[Answer | UserError]:
-        """The model's answers; the error in place of one that it cannot give, found by bisection."""
-        try:
-            return list(self.answers.predict(finished, asked)) if asked else []
-        except UserError as error:
-            if "model" not in vars(finished):  # it cannot be loaded
-                raise
-            if len(asked) == 1:
-                return [error]
-        middle = len(asked) // 2
-        return self._found(finished, asked[:middle]) + self._found(finished, asked[middle:])
 
     def _copied(self, row: dict[str, Any]) -> dict[str, Any]:
         """The columns of a row that are written beside its answer: all but images and other bytes."""
@@ -257,27 +242,28 @@ def prepare_prediction(
 ) -> Prediction:
     """Check the model and the rows, reading every row once. Arguments and errors are anyformer.predict's."""
     recipe = recipe_of_model(str(model), trust_remote_code)
-    named = Columns(read or {})
+    renamed = read or {}
     settings = columns_of(recipe.learned) if recipe.learned else {}
-    known = [*settings.values(), recipe.data.text_field, *named.renamed.values()]
+    known = [*settings.values(), recipe.data.text_field, *renamed.values()]
     rows = Unlabelled(given, recipe.data, known, settings.get(SENTENCES))
     record = Record.now(recipe.model.name_or_path)  # before anything of the model is loaded
     config = open_config(recipe)
-    available = named.there(rows.first)
     some = (row for _, row in islice(rows, SOME) if isinstance(row, dict))
-    renamed = named.renamed.items()
-    first = [row | {name: cell(row, IfThere(alias)) for name, alias in renamed} for row in some]
+    first = [row | {name: cell(row, IfThere(alias)) for name, alias in renamed.items()} for row in some]
+    available = {*cell_names(first[0])}
     data = data_of_model(recipe, config, available, first)
     fields = data.reads.asked_columns(available)
-    wanted = list(dict.fromkeys(fields.values()))
-    named.check(wanted)
+    wanted = {name: renamed.get(name, name) for name in fields.values()}
+    for name in renamed.keys() - wanted.keys():
+        raise UserError(
+            f"--read {name}={renamed[name]}: the model reads no column {name!r}{did_you_mean(name, wanted)}"
+        )
     if data.tokenizer is None:
-        column = fields["image_field"]
-        rows.image_column = named.renamed.get(column, column)
+        rows.image_column = wanted[fields["image_field"]]
     shown = Shown(columns, top, threshold)
     shown.check(data.objective)
     how = wanted, batch_size, max_new_tokens, shown, record
-    prediction = Prediction(data.reads.recipe, data.answers(), rows, named, *how)
+    prediction = Prediction(data.reads.recipe, data.answers(), rows, *how)
     prediction.read()
     return prediction
 
@@ -368,6 +354,8 @@ def _answer(prediction: Prediction, out: AnswerFile | None, take: Callable, stat
         if done and state.is_main_process:
             say([f"going on: {done:,} of {counted(len(numbers), 'part')} {'is' if done == 1 else 'are'} there"])
         numbers = missing
+    if not numbers:
+        return
     finished, to_answer = prediction.finished(state.device), set(numbers)
     pieces = in_batches(prediction.rows, prediction.part_size)
     for number in watched(range(prediction.count), "answering, part"):

@@ -3,48 +3,25 @@
 import glob
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..data.cells import IfThere, cell, cell_names
-from ..data.documents import UTF8, Limits
+from ..data.cells import IfThere, cell
+from ..data.documents import Limits
 from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
-from ..data.files import file_identities, open_file
-from ..data.image_files import is_image_file
-from ..data.reader import SENTENCES, SOME, ExampleView, Row
-from ..errors import UserError, did_you_mean, nearest
+from ..data.files import file_identities
+from ..data.reader import SENTENCES, ExampleView, Row, check_some
+from ..data.whole_files import WholeFile, is_image_file
+from ..errors import UserError, nearest
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection
 from ..storage.cache import sha
-from ..storage.packed_files import unpacked_name
 
 Asked = tuple[str, dict[str, Any] | UserError]  # (place, for errors; columns, or why they cannot be read)
 FIELD = "FILE"  # what errors call the argument
-
-
-class WholeFile(FileFormat):
-    """An image file as a row with the column `image`, its path; a text file as one with the column `text`."""
-
-    def encoding(self, path):
-        return UTF8 if is_image_file(path) else super().encoding(path)
-
-    def rows(self, field, path, columns, limits):
-        if is_image_file(path):
-            yield None, {"image": str(path)}
-            return
-        with open_file(path, limits.encoding) as stream:
-            yield None, {"text": stream.read().decode()}
-
-    def check_kind(self, field: str, path: Path, pattern: str) -> None:
-        if not (is_image_file(path) or is_text_file(path)):
-            raise UserError(
-                f"{field}={str(path)!r} is of no kind that is read: a table (.csv, .tsv, .xlsx, .jsonl, .json, "
-                f".parquet; also compressed), an image, or a text (.txt, .md)"
-            )
 
 
 class AskedView(ExampleView):
@@ -52,7 +29,7 @@ class AskedView(ExampleView):
 
     names_classes = False
     too_long = "longer than a document may be"
-    other = WholeFile()
+    other = WholeFile({"image_field": "image", "text_field": "text"})
 
 
 class Unlabelled(FileReader):
@@ -63,8 +40,6 @@ class Unlabelled(FileReader):
     otherwise. known: columns that the model may read. sentences: the one by which rows of a word each are joined.
     Raises UserError for a file that is missing or of an unknown format, and where there is no row, or none that can be
     read.
-
-    first: the columns of the first row that can be read.
     """
 
     def __init__(
@@ -83,15 +58,10 @@ class Unlabelled(FileReader):
         ]
         columns = {} if sentences is None else {SENTENCES: IfThere(sentences)}
         super().__init__(FIELD, patterns, AskedView(columns, Limits.of(DataSection())))
-        faults = []
-        for _, row in islice(self, SOME):
-            if isinstance(row, dict):
-                self.first = row
-                return
-            faults.append(row)
-        names = ", ".join(map(str, self.paths[:3]))
-        none = UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
-        raise faults[0] if faults else none
+        check_some(self)
+        if next(iter(self), None) is None:
+            names = ", ".join(map(str, self.paths[:3]))
+            raise UserError(f"{FIELD}: {names} holds no row" if names else "there is no row to answer")
 
     def check_opens(self, path: Path) -> None:
         check_opens(FIELD, path)
@@ -149,44 +119,21 @@ def holds_empty(cell: Any) -> bool:
     return is_empty(cell) or (isinstance(cell, list) and any(map(is_empty, cell)))
 
 
-def is_text_file(path: Path) -> bool:
-    return unpacked_name(path.name).endswith((".txt", ".md", ".text"))
+def named_as_read(row: dict[str, Any], wanted: dict[str, str], place: str) -> dict[str, Any]:
+    """The row, with the columns that a model reads by the names in its recipe. wanted: {this name: that in the rows}.
 
-
-class Columns:
-    """Finds the columns that a model reads in rows where they may have other names.
-
-    renamed: {name in the model's recipe: name in the rows}.
+    Raises UserError for a missing one.
     """
-
-    def __init__(self, renamed: dict[str, str]):
-        self.renamed = renamed
-
-    def there(self, row: dict[str, Any]) -> set[str]:
-        """The columns of a row, also under the names that the recipe has for them."""
-        names = set(cell_names(row))
-        return names | {name for name, in_rows in self.renamed.items() if in_rows in names}
-
-    def check(self, wanted: Sequence[str]) -> None:
-        """Raise UserError for renamed columns that the model does not read."""
-        for name in self.renamed:
-            if name not in wanted:
-                near = did_you_mean(name, wanted)
-                raise UserError(f"--read {name}={self.renamed[name]}: the model reads no column {name!r}{near}")
-
-    def read(self, wanted: Sequence[str], place: str, row: dict[str, Any]) -> dict[str, Any]:
-        """The row, with the columns that the model reads by the recipe's names. Raises UserError for a missing one."""
-        columns = {}
-        for name in wanted:
-            alias = self.renamed.get(name, name)
-            try:
-                columns[name] = cell(row, alias)
-            except KeyError:
-                names = [known for known in row if known != "file"]
-                free = [known for known in names if known not in wanted] or ["COLUMN"]
-                wordiest = max(free, key=lambda known: len(str(row.get(known)).split()))
-                raise UserError(
-                    f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
-                    f"one that is meant by --read {name}={nearest(alias, free) or wordiest}"
-                ) from None
-        return row | columns
+    columns = {}
+    for name, alias in wanted.items():
+        try:
+            columns[name] = cell(row, alias)
+        except KeyError:
+            names = [known for known in row if known != "file"]
+            free = [known for known in names if known not in wanted] or ["COLUMN"]
+            wordiest = max(free, key=lambda known: len(str(row.get(known)).split()))
+            raise UserError(
+                f"{place} has no column {alias!r}, which the model reads; it has {', '.join(names[:12])}: name the "
+                f"one that is meant by --read {name}={nearest(alias, free) or wordiest}"
+            ) from None
+    return row | columns

@@ -75,7 +75,6 @@ class CleanSettings:
         at_least=0.1,
         at_most=0.99,
     )
-    across_sources: bool = doc("leave out duplicates of documents in earlier sources of data.mixture, too", False)
     min_length: int | None = doc("leave out shorter documents", at_least=1)
     max_length: int | None = doc("leave out longer documents", at_least=1)
     filter: str | None = doc("file.py:function or module:function, which gets a text and says whether it stays")
@@ -256,11 +255,6 @@ def check_clean(objective, data: DataSection) -> None:
     why = "compares all documents before the first is read; set data.streaming=false"
     rows = [(f"{name}=", data.streaming, why) for name in ("exact_duplicates", "near_duplicates")]
     check_beside("data.clean", clean, rows)
-    if clean.across_sources and not (data.mixture and (clean.exact_duplicates or clean.near_duplicates)):
-        raise UserError(
-            "data.clean.across_sources=true is of duplicates in several sources; set data.mixture and "
-            "data.clean.exact_duplicates=true, or remove it"
-        )
     if None not in (clean.min_length, clean.max_length) and clean.min_length > clean.max_length:
         raise UserError(f"data.clean.min_length={clean.min_length} is above data.clean.max_length={clean.max_length}")
     if clean.filter is not None and not all(clean.filter.rpartition(":")):

@@ -38,9 +38,8 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class TokenizerSection:
-    type: Literal["byte_bpe", "bpe_byte_fallback", "wordpiece", "unigram", "char"] = doc(
-        "algorithm of the tokenizer trained on the training text; bpe_byte_fallback is that of LLaMA-2 and Mistral",
-        "byte_bpe",
+    type: Literal["byte_bpe", "wordpiece", "unigram", "char"] = doc(
+        "algorithm of the tokenizer trained on the training text", "byte_bpe"
     )
     vocab_size: int | None = doc(
         "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
@@ -65,7 +64,7 @@ class TokenizerSection:
     lowercase: bool = doc(
         "lower-case the text first (unigram; wordpiece, which drops accents, too, as BERT's uncased models do)", False
     )
-    min_frequency: int = doc("rarer pairs are not merged (byte_bpe, bpe_byte_fallback, wordpiece)", 2, at_least=1)
+    min_frequency: int = doc("rarer pairs are not merged (byte_bpe, wordpiece)", 2, at_least=1)
     max_training_bytes: int = doc("it is trained on the first so many bytes of text", 200_000_000, at_least=1)
 
 

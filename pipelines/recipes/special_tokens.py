@@ -11,11 +11,11 @@ CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
 SENTINELS = 100  # T5's number
 
 # Types that can encode any text, and so need no unknown token: how many entries this takes, and which they are.
-WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes"), "bpe_byte_fallback": (257, "256 bytes, the space")}
+WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes")}
 
 # Settings, and the types that ignore them.
 WITHOUT_EFFECT = {
-    "lowercase": ("byte_bpe", "bpe_byte_fallback", "char"),
+    "lowercase": ("byte_bpe", "char"),
     "min_frequency": ("unigram", "char"),
 }
 

@@ -82,7 +82,7 @@ def pair_of(table: Table, named: str = "pairs") -> tuple[Column, Column] | None:
 
 def text_fields(table: Table) -> tuple[dict[str, Any], tuple[str, ...], tuple[Column, ...]]:
     """(settings of the texts that are read, their columns, those that are a pair)."""
-    pair, texts = pair_of(table) or pair_of(table, "seeks") or (), texts_of(table)
+    pair, texts = pair_of(table, "seeks") or pair_of(table) or (), texts_of(table)
     if pair:
         names = tuple(column.name for column in pair)
         return dict(zip(("text_field", "text_pair_field"), names)), names, pair
@@ -254,14 +254,13 @@ def several(table: Table) -> Iterator[Guess]:
 
 def pairs(table: Table) -> Iterator[Guess]:
     """Two texts that belong together: equals, translations, or a text and what is made of it."""
-    texts, seeking = texts_of(table), pair_of(table, "seeks")
-    pair, has_label = seeking or pair_of(table), any(label.hint("labels") for label in labels_of(table))
-    if pair is not None and not has_label:
-        reads = tuple(column.name for column in pair)
-        settings = dict(zip(("text_field", "text_pair_field"), reads)) | {"label_field": None}
+    texts, has_label = texts_of(table), any(label.hint("labels") for label in labels_of(table))
+    settings, reads, pair = text_fields(table)
+    if pair and not has_label:
+        settings |= {"label_field": None, "loss": "in_batch_negatives"}
         reason = f"{reads[0]!r} and {reads[1]!r} are texts that belong together"
-        words, settings = "each text has to find its pair in a batch", settings | {"loss": "in_batch_negatives"}
-        yield Guess("sentence_similarity", 0.88 if seeking else 0.6, reason, settings, reads, words)
+        words, score = "each text has to find its pair in a batch", 0.88 if pair == pair_of(table, "seeks") else 0.6
+        yield Guess("sentence_similarity", score, reason, settings, reads, words)
     if len(texts) < 2:
         return
     first = {column.language: column for column in table.columns.values() if column in texts}  # as they stand: en, de

@@ -13,12 +13,11 @@ from ..data.documents import Document, Limits
 from ..data.file_formats import FILE_FORMATS, SEPARATORS, Excel, Separated, format_of
 from ..data.file_reader import FileReader
 from ..data.files import open_file
-from ..data.hub_reader import HubReader
-from ..data.image_files import is_image_file
 from ..data.opening import open_reader
 from ..data.patterns import find_files
 from ..data.plain_text import CODE_AND_MARKUP, TEXT
 from ..data.reader import SENTENCES, ExampleView, TextView
+from ..data.whole_files import is_image_file
 from ..errors import UserError, first_line
 from ..generation import HUB_NAME
 from ..recipes.schema import DataSection
@@ -115,8 +114,7 @@ class NamedData:
         if isinstance(reader, FileReader):
             self.section |= reader.found_in(reader.paths[0])
         if not columns:
-            joined = {SENTENCES: self.sentence_field} if self.sentence_field else {}
-            reader = reader.seeing(ExampleView(columns_of(reader) | joined, limits))
+            reader = reader.with_all_columns(**({SENTENCES: self.sentence_field} if self.sentence_field else {}))
         return (row for _, (_, row), _ in reader.read_from())
 
     def keep_splits_with(self, columns: list[str]) -> None:
@@ -134,15 +132,6 @@ class NamedData:
         folders = Counter(path.parent.name for path in paths)
         are_classes = 1 < len(folders) < 30 and min(folders.values()) > 4 and not any(map(str.isdecimal, folders))
         return {"text_field": "text", "label_field": "label"} if are_classes else {}
-
-
-def columns_of(reader: HubReader | FileReader) -> dict[str, str]:
-    """All columns of a data set or of files that name them, as a view takes them; of other files none need naming."""
-    if isinstance(reader, HubReader):
-        names = reader.table.column_names
-    else:
-        names = (format_of(reader.paths[0]) or reader.view.other).columns(reader.field, reader.paths[0]) or []
-    return {f"column.{number}": name for number, name in enumerate(names) if name.rpartition(".")[0] not in names}
 
 
 def separator_in(path: Path) -> str | None:

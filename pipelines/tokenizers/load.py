@@ -164,7 +164,7 @@ def _placeholder(token: str, section: TokenizerSection):
 
     Otherwise "a <|mask|> b" would hold a token for the space before the mask, which no training row does.
     """
-    words_carry_spaces = section.type in ("byte_bpe", "bpe_byte_fallback", "unigram")
+    words_carry_spaces = section.type in ("byte_bpe", "unigram")
     return tokenizers.AddedToken(token, lstrip=words_carry_spaces, special=True, normalized=False)
 
 

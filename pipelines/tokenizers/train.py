@@ -1,11 +1,10 @@
-"""Training of the five kinds of tokenizer with the tokenizers library, each deterministic.
+"""Training of the four kinds of tokenizer with the tokenizers library, each deterministic.
 
 Determinism needs care: the trainers keep words in hash maps whose order differs from run to run, which leaks into the
 numbering of WordPiece's alphabet and into the last digits of Unigram's scores.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -17,11 +16,6 @@ DEFAULT_VOCAB_SIZE = 8192
 
 # Words with at most one space in front, numbers, runs of signs, line breaks and further spaces: GPT-2's division.
 _WORDS = r" ?\p{L}[\p{L}\p{M}]*| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+| +(?= )|\s"
-
-_SPACE = "▁"  # SentencePiece's mark for a space
-# A code point that Unicode reserves for such uses. Texts do not hold it; if one does, it is escaped and comes back.
-_ESCAPE = "\ufdd0"
-_CHARACTER_COVERAGE = 0.9995  # SentencePiece's default; the rarer characters are written in bytes
 
 Texts = Callable[[], Iterator[str]]
 
@@ -49,62 +43,6 @@ def train_byte_bpe(texts: Texts, plan: Plan):
     trainer = _trainer(tk.trainers.BpeTrainer, plan, special_tokens=plan.special, initial_alphabet=alphabet)
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(tokenizer, plan)
-
-
-def train_bpe_byte_fallback(texts: Texts, plan: Plan):
-    """BPE over characters as SentencePiece makes it for LLaMA-2 and Mistral: `▁` for a space, rare characters in bytes.
-
-    Every text comes back exactly, and no text is unknown. Two things differ from LLaMA-2's. No space is put in front of
-    a text, so that the tokens of " a" and "a" differ, a text can be cut into parts, and nothing needs to be stripped
-    from the front of a decoded text. And a `▁` of the text itself is escaped, so that it is not decoded as a space.
-    """
-
-    def untrained(model):
-        tokenizer = tk.Tokenizer(model)
-        # Each escape in the text is followed by 0 and each ▁ becomes an escape with 1, so the text holds no ▁ any more.
-        escapes = [(_ESCAPE, f"{_ESCAPE}0"), (_SPACE, f"{_ESCAPE}1")]
-        tokenizer.normalizer = tk.normalizers.Sequence([tk.normalizers.Replace(*escape) for escape in escapes])
-        tokenizer.pre_tokenizer = _words_with_marked_spaces()
-        tokenizer.decoder = tk.decoders.Sequence(
-            [tk.decoders.Replace(_SPACE, " "), tk.decoders.ByteFallback(), tk.decoders.Fuse()]
-            + [tk.decoders.Replace(escaped, character) for character, escaped in reversed(escapes)]
-        )
-        return tokenizer
-
-    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
-    first = plan.special + byte_tokens
-    alphabet, rare = _covering_alphabet(texts, plan.vocab_size - len(first) - 1)
-    letters = {"initial_alphabet": [_SPACE, *alphabet], "limit_alphabet": 1 + len(alphabet)}  # no other character
-    trainer = _trainer(tk.trainers.BpeTrainer, plan, special_tokens=first, **letters)
-    tokenizer = untrained(tk.models.BPE())
-    # The trainer leaves out characters without an entry and would merge their neighbours.
-    apart = str.maketrans(dict.fromkeys(rare, "\n"))
-    tokenizer.train_from_iterator((text.translate(apart) if rare else text for text in texts()), trainer)
-    model = json.loads(tokenizer.to_str())["model"]  # `tokenizer` itself takes the byte tokens for special
-    merges = [tuple(pair) for pair in model["merges"]]
-    tokenizer = untrained(tk.models.BPE(vocab=model["vocab"], merges=merges, byte_fallback=True, fuse_unk=True))
-    tokenizer.add_special_tokens(plan.special)
-    return _checked(tokenizer, plan)
-
-
-def _covering_alphabet(texts: Texts, most: int) -> tuple[list[str], list[str]]:
-    """The most frequent characters, up to 99.95 % of the text but at most `most`, and the other ones.
-
-    Neither holds the space, which always has an entry, or _SPACE and _ESCAPE, which stand for something else.
-    """
-    counts: Counter[str] = Counter()
-    for text in texts():
-        counts.update(text)
-    target = _CHARACTER_COVERAGE * counts.total()
-    covered = counts.pop(" ", 0)
-    for character in (_SPACE, _ESCAPE):
-        covered += counts.pop(character, 0)
-    ordered = sorted(counts, key=lambda character: (-counts[character], character))
-    number = 0
-    while number < min(most, len(ordered)) and covered < target:
-        covered += counts[ordered[number]]
-        number += 1
-    return ordered[:number], ordered[number:]
 
 
 def train_wordpiece(texts: Texts, plan: Plan):
@@ -141,7 +79,10 @@ def train_unigram(texts: Texts, plan: Plan):
     tokenizer = tk.Tokenizer(tk.models.Unigram())
     if plan.lowercase:
         tokenizer.normalizer = tk.normalizers.Lowercase()
-    tokenizer.pre_tokenizer = _words_with_marked_spaces()
+    # "never": a space in front of the text would make " a" and "a" the same.
+    marked_spaces = tk.pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+    words = tk.pre_tokenizers.Split(tk.Regex(_WORDS), "isolated")
+    tokenizer.pre_tokenizer = tk.pre_tokenizers.Sequence([words, marked_spaces])
     tokenizer.decoder = tk.decoders.Metaspace(prepend_scheme="never", split=False)
     characters = _characters(texts, str.lower if plan.lowercase else str)
     _require(plan, len(plan.special) + len(characters), "the characters of the training text and the special tokens")
@@ -153,17 +94,6 @@ def train_unigram(texts: Texts, plan: Plan):
     )
     tokenizer.train_from_iterator(texts(), trainer)
     return _checked(_with_settled_scores(tokenizer, plan.special), plan)
-
-
-def _words_with_marked_spaces():
-    """A pre-tokenizer: words, each with the space in front of it as `▁`."""
-    return tk.pre_tokenizers.Sequence(
-        [
-            tk.pre_tokenizers.Split(tk.Regex(_WORDS), "isolated"),
-            # "never": a space in front of the text would make " a" and "a" the same.
-            tk.pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
-        ]
-    )
 
 
 def _with_settled_scores(tokenizer, special: list[str]):
@@ -235,7 +165,6 @@ def _checked(tokenizer, plan: Plan):
 
 TRAINERS = {
     "byte_bpe": train_byte_bpe,
-    "bpe_byte_fallback": train_bpe_byte_fallback,
     "wordpiece": train_wordpiece,
     "unigram": train_unigram,
     "char": train_char,

@@ -79,22 +79,6 @@ def test_planted_documents_are_left_out_and_each_reason_is_shown(files):
     assert json.loads(line)["words"] == in_common and skipped == "6 documents skipped: 6 by data.clean"
 
 
-def test_a_document_of_two_sources_stays_in_the_first_where_that_is_asked_for(files):
-    new = "new " * 9
-    write_lines(files / "more.jsonl", rows_of((NEAR, new, TEXTS[0])))
-    sources = [MixtureSource(files=f"{files}/{name}.jsonl", weight=1) for name in ("train-0", "more")]
-    data = DataSection(mixture=sources, validation_fraction=0, cache_dir=str(files / "cache"))
-
-    def parts(**clean):
-        cleaned = replace(data, clean=CleanSettings(exact_duplicates=True, near_duplicates=0.8, **clean))
-        return [texts(corpus) for corpus in open_corpora(cleaned)["train"].sources.values()]
-
-    first, alone = parts()
-    assert parts(across_sources=True) == [first, [new]] and alone == [NEAR, new, TEXTS[0]]
-    sources[0] = replace(sources[0], max_documents=3)  # what is not read is nobody's duplicate
-    assert parts(across_sources=True)[1] == [NEAR, new]
-
-
 def test_cleaning_moves_no_document_to_the_other_split_and_duplicates_do_not_stand_in_both(files):
     plain = open_corpora(DataSection(files=f"{files}/train-*.jsonl", validation_fraction=0.3))
     clean = open_corpora(section(files, validation=0.3))
@@ -219,11 +203,6 @@ def test_without_datasketch_near_duplicates_name_the_extra(files, monkeypatch):
     "recipe, settings, words",
     [
         ("quickstart", "{decontaminate_words: 8}", "data.clean leaves nothing out"),
-        (
-            "quickstart",
-            "{across_sources: true, exact_duplicates: true}",
-            "is of duplicates in several sources; set data.mixture",
-        ),
         ("quickstart", "{min_length: 9, max_length: 8}", "data.clean.min_length=9 is above data.clean.max_length=8"),
         ("quickstart", "{filter: my_filter}", "data.clean.filter='my_filter' names no function"),
         ("quickstart", "{near_duplicate: 0.8}", "did you mean data.clean.near_duplicates?"),

@@ -17,10 +17,8 @@ from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.data.bad_rows import bad_rows_of
 from anyformer.pipelines.data.documents import Limits
 from anyformer.pipelines.data.file_formats import FILE_FORMATS
-from anyformer.pipelines.data.file_reader import FileReader
 from anyformer.pipelines.data.opening import open_corpora, open_examples
 from anyformer.pipelines.data.plain_text import CODE_AND_MARKUP
-from anyformer.pipelines.data.reader import ExampleView
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.prediction.unlabelled import Unlabelled
 from anyformer.pipelines.recipes.data_section import MixtureSource
@@ -117,7 +115,7 @@ def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path):
             assert all(
                 suffix in sentence for suffix in (".csv", ".json", ".jsonl", ".parquet", ".txt", *CODE_AND_MARKUP)
             )
-    with pytest.raises(UserError, match=r"a\.pdf is of no format that labelled examples are read from; known: .*\.csv"):
+    with pytest.raises(UserError, match=r"a\.pdf is of no format that rows are read from; known: .*\.csv"):
         open_examples(section(tmp_path / "a.pdf"), {"label_field": "label"})
 
 
@@ -353,21 +351,3 @@ def test_broken_bytes_in_a_file_of_utf8_are_skipped_rows_and_refused_examples(tm
         assert texts(corpus) == ["naïve ça"] and unusual(corpus.tally())[0] == "1 document skipped: 1 not UTF-8"
         with pytest.raises(UserError, match=r"(line 3|row 2): not UTF-8"):
             list(open_examples(section(tmp_path / name), {"text_field": "text"})["train"])
-
-
-def test_an_object_that_is_a_table_has_its_rows_however_it_is_turned(tmp_path):
-    rows = [{"text": f"text {number}", "label": number % 2} for number in range(12)]
-    by_column = {name: [row[name] for row in rows] for name in rows[0]}
-    turned = {
-        "rows": {f"id{number}": row for number, row in enumerate(rows)},
-        "columns": {name: dict(enumerate(values)) for name, values in by_column.items()},
-        "lists": by_column,
-    }
-    for name, value in turned.items():
-        (tmp_path / f"{name}.json").write_text(json.dumps(value))
-        read = FileReader("FILE", str(tmp_path / f"{name}.json"), ExampleView({"a": "text"}, Limits(10**6, 10**6)))
-        assert [row for _, row in read.items()] == rows, name
-    one_row = {"tokens": ["so", "it", "is"], "tags": ["O", "O", "O"]}
-    (tmp_path / "one.json").write_text(json.dumps(one_row))
-    view = ExampleView({"a": "tokens"}, Limits(10**6, 10**6))
-    assert [row for _, row in FileReader("FILE", str(tmp_path / "one.json"), view).items()] == [one_row]

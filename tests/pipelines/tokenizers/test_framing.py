@@ -20,7 +20,6 @@ TEXT = "".join(
 )
 TYPES = {
     "byte_bpe": 390,
-    "bpe_byte_fallback": 420,
     "wordpiece": 190,
     "unigram": None,
     "char": None,

@@ -34,7 +34,6 @@ TEXT = (
 )
 SECTIONS = {
     "byte_bpe": TokenizerSection(type="byte_bpe", vocab_size=300),
-    "bpe_byte_fallback": TokenizerSection(type="bpe_byte_fallback", vocab_size=350),
     "wordpiece": TokenizerSection(type="wordpiece", vocab_size=120),
     "unigram": TokenizerSection(type="unigram", vocab_size=85),
     "char": TokenizerSection(type="char"),
@@ -73,20 +72,6 @@ RARE = st.sampled_from(["👩‍👩‍👧", "🏴󠁧󠁢󠁳󠁣󠁴󠁿", "�
 def test_types_with_bytes_give_back_every_text(trained, name, text):
     tokenizer, _ = trained[name]
     assert tokenizer.decode(tokenizer(text).input_ids) == text
-
-
-def test_byte_fallback_numbers_bytes_then_characters_and_writes_rare_ones_in_bytes(trained, tmp_path):
-    tokenizer, _ = trained["bpe_byte_fallback"]
-    special = ["<|endoftext|>", "<|pad|>"]
-    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    assert names[: 2 + 256] == [*special, *(f"<0x{byte:02X}>" for byte in range(256))]
-    characters = sorted({*TEXT.replace(" ", "▁")})
-    assert names[258 : 258 + len(characters)] == characters
-    assert tokenizer.tokenize("the ж") == ["the", "▁", "<0xD0>", "<0xB6>"]
-    assert sorted(tokenizer.all_special_ids) == [0, 1]  # a byte is no special token: decoding may not leave it out
-    section = TokenizerSection(type="bpe_byte_fallback", vocab_size=263)
-    rare = train_or_load_tokenizer(section, corpus_of(tmp_path, "ab ba\n" * 9999 + "aжb"), tmp_path, progress=False)
-    assert "ж" not in rare.get_vocab() and rare.decode(rare("aжb").input_ids) == "aжb"
 
 
 @pytest.mark.parametrize("name", ["char", "unigram"])
