@@ -300,6 +300,23 @@ def labels_of_annotators_beside_the_gold_one(words, index):
 
 
 @written("sequence_classification")
+def rows_by_their_ids(folder):
+    words = Words()
+    rows = {f"id{index}": {"text": words(2), "label": words.one("a", "b")} for index in range(60)}
+    (folder / "rows.json").write_text(json.dumps(rows))
+    return folder / "rows.json"
+
+
+@written("sequence_classification")
+def columns_as_pandas_writes_them(folder):
+    words = Words()
+    columns = {"text": lambda: words(2), "label": lambda: words.one("a", "b")}
+    table = {name: {str(index): value() for index in range(60)} for name, value in columns.items()}
+    (folder / "frame.json").write_text(json.dumps(table))
+    return folder / "frame.json"
+
+
+@written("sequence_classification")
 def packed_table(folder):
     words = Words()
     rows = [{"text": words(2), "label": words.one("spam", "ham")} for _ in range(60)]

@@ -35,7 +35,7 @@ from ..storage.packed_files import open_packed, packing_of, unpacked_name
 from .cells import cell, from_sheet
 from .documents import UTF8, Limits
 from .files import WAY_OUT, bounded_lines, encoding_of, open_file, readable
-from .published_json import rows_in
+from .published_json import rows_in, table_in
 
 QUOTES = "a value that begins with a quotation mark needs quotes around it, and its own quotes doubled"
 
@@ -218,13 +218,15 @@ class JsonArray(FileFormat):
     def _values(text: str, where: str) -> Iterator[Any]:
         decoder, place = json.JSONDecoder(), _SPACE.match(text).end()
         while place < len(text):
+            begin = place
             try:
-                value, place = decoder.raw_decode(text, place)
+                value, place = decoder.raw_decode(text, begin)
             except (ValueError, RecursionError) as error:
                 line = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
                 raise _broken_json(error, f"{where}{line}") from None
             place = _SPACE.match(text, place).end()
-            yield from rows_in(value)
+            is_alone = place == len(text) and not text[:begin].strip()
+            yield from (is_alone and table_in(value)) or rows_in(value)
 
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "bar": "|"}  # by their names in recipes
