@@ -1,7 +1,7 @@
 """Texts that several examples share, in two splits or with several classes: found in stored rows, and noted."""
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..storage.cache import kept_value
 from ..words import counted
@@ -10,13 +10,12 @@ from .data import Data
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
     from ..data.examples import Examples
-    from .labelled_texts import ReadsLabelledTexts
 
 SHOWN = 60  # characters of a text
 
 
 def note_repeated(
-    data: Data, rows: "dict[str, EncodedExamples]", learned: "tuple[ReadsLabelledTexts, Examples] | None", way_out: str
+    data: Data, rows: "dict[str, EncodedExamples]", learned: "tuple[Any, Examples] | None", way_out: str
 ) -> None:
     """Note them in the accounts of the splits.
 
