@@ -29,6 +29,7 @@ _EXPORTS = {name: "anyformer.modeling" for family in FAMILIES.values() for name 
     "evaluate": "anyformer.pipelines.api",
     "predict": "anyformer.pipelines.api",
     "attention_maps": "anyformer.pipelines.inspection.attention_maps",
+    "EvaluationSuite": "anyformer.pipelines.evaluation.suite",
     "register_objective": "anyformer.pipelines.plugins",
     "register_metric": "anyformer.pipelines.metrics",
     "load_metric": "anyformer.pipelines.metrics",

@@ -177,7 +177,7 @@ def test_the_commands_of_a_page_parse_and_name_recipes_that_exist(page):
             (read_story if is_story(args.recipe) else load_recipe)(args.recipe, args.overrides)
 
 
-# The first needs datatrove; the second shows faults of one transformers; the third a
+# The first needs datatrove (test_tokenising_large_corpora); the second shows faults of one transformers; the third a
 # trained story (test_story), the fourth a trained quickstart (test_predict).
 PYTHON = [page for page in OTHER if page not in ("data.md", "upstream_issues.md", "story.md", "predict.md")]
 

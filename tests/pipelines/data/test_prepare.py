@@ -1,4 +1,4 @@
-"""Laws of `anyformer prepare`: what training finds, whole or from shares, by a command or SLURM."""
+"""Laws of `anyformer prepare`: what training finds, whole or from shares, by a command, SLURM or datatrove."""
 
 import os
 import re
@@ -85,3 +85,24 @@ def test_the_slurm_array_gives_each_task_its_share(tmp_path):
     done = submit("gpt2_small", "data.cache_dir=/shared", **array)
     assert done.stdout == "prepare gpt2_small data.cache_dir=/shared --shard 3/8\n", done.stderr
     assert submit(**array).returncode == 2 and "submit it with --array" in submit("gpt2_small").stderr
+
+
+def test_tasks_of_datatrove_make_the_shares_and_finished_ones_are_left_out(
+    tiny_recipe, tmp_path, small_shards, monkeypatch
+):
+    executor = pytest.importorskip("datatrove.executor", reason="needs anyformer[datatrove]")
+    from anyformer.pipelines.objectives.datatrove_step import PrepareShare
+
+    recipe, cache = tiny_recipe(), f"data.cache_dir={tmp_path / 'shared'}"
+
+    def run():
+        step = PrepareShare(recipe, [cache])
+        executor.LocalPipelineExecutor([step], tasks=3, workers=1, logging_dir=str(tmp_path / "logs")).run()
+
+    run()
+    assert len(list((tmp_path / "logs" / "completions").iterdir())) == 3
+    made = shards(tmp_path / "shared")
+    monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)
+    run()
+    assert shards(tmp_path / "shared") == made
+    prepare_data(load_recipe(str(recipe), [cache]))

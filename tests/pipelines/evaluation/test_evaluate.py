@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import evaluate as library
 import pytest
 import scipy.stats
 import torch
@@ -19,7 +20,7 @@ from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe, write_lines
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
 
 import anyformer
 from anyformer_main import main
@@ -293,6 +294,16 @@ def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, mo
         for metric, value in task["metrics"].items():
             assert measured[name, task["split"], metric] == pytest.approx(value, abs=1e-6)
     assert "Results on other tasks" in card.text
+
+    in_python = anyformer.EvaluationSuite(suite)
+    assert isinstance(in_python, library.EvaluationSuite) and "classes" in repr(in_python)
+    found = anyformer.EvaluationSuite.load(suite).run(model)
+    assert [row["task_name"] for row in found] == ["classes", "part"]
+    assert found[0]["accuracy"] == result["tasks"]["classes"]["metrics"]["accuracy"]
+    classifier = pipeline("text-classification", model=str(model))
+    assert in_python.run(classifier) == found
+    with pytest.raises(UserError, match="is neither a folder"):
+        in_python.run(classifier.model)
 
     pattern = stage / "runs" / "{task}"
     suite = write_suite(stage / "own.yaml", "classes.yaml", "texts.yaml")
