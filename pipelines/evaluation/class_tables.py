@@ -1,63 +1,50 @@
 """The scores of single classes as tables for a terminal; what does not fit there is in the JSON."""
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import Any
 
-from ..reporting.console import table_of
+from ..reporting.console import print_table
 
 MOST_CLASSES, MOST_PAIRS, MOST_MISTAKES, MOST_CHARACTERS = 20, 8, 5, 100
 
 
-def print_classes(console: Console, report: dict) -> None:
+def print_classes(report: dict[str, Any]) -> None:
     """Print a report on classes (Scores.class_report): scores of each class, confusions, calibration, mistakes."""
     if report.get("classes"):
-        console.print("", classes_table(report["classes"]), sep="\n")
+        print_scores(report["classes"])
     if report.get("confused"):
-        console.print("", confused_table(report["confused"]), sep="\n")
-    sure = report["calibration"]
-    console.print(
+        rows = [[one["true"], one["given"], f"{one['number']:,}"] for one in report["confused"][:MOST_PAIRS]]
+        print_table("\nmost often confused", ["is", "was taken for", "how often"], rows, numbers=slice(2, None))
+    sure, mistakes = report["calibration"], report["mistakes"][:MOST_MISTAKES]
+    print(
         f"\ncalibration: {sure['confidence']:.1%} sure on average and {sure['accuracy']:.1%} right, of all "
-        f"{report['unit']}; expected calibration error {sure['ece']:.4f} (0: none)",
-        markup=False,
+        f"{report['unit']}; expected calibration error {sure['ece']:.4f} (0: none)"
     )
-    if report["mistakes"]:
-        console.print("", mistakes_table(report["mistakes"]), sep="\n")
+    if mistakes:
+        texts = ["text"] if any("text" in one for one in mistakes) else []
+        rows = [
+            [f"{one['row']:,}", f"{one['confidence']:.1%}", one["given"], one["true"], one["place"]]
+            + [shortened(one[name]) for name in texts]
+            for one in mistakes
+        ]
+        print_table("\nsurest mistakes", ["row", "sure", "said", "is", "where", *texts], rows, numbers=slice(0))
 
 
-def classes_table(classes: list[dict]) -> Table:
-    """A row for each class; of more than MOST_CLASSES classes, those with the lowest F1."""
-    has_counts, title = "missed" in classes[0], None
+def print_scores(classes: list[dict[str, Any]]) -> None:
+    """Print a row for each class; of more than MOST_CLASSES classes, those with the lowest F1."""
+    counts, title = ["found", "missed", "wrong"] if "missed" in classes[0] else [], ""
     if len(classes) > MOST_CLASSES:
-        title = f"the {MOST_CLASSES} of {len(classes)} classes with the lowest F1"
+        title = f"\nthe {MOST_CLASSES} of {len(classes)} classes with the lowest F1"
         classes = sorted(classes, key=lambda one: one["f1"])[:MOST_CLASSES]
-    counts = ["found", "missed", "wrong"] * has_counts
-    table = table_of(["class", "precision", "recall", "F1", "examples", *counts], slice(1, None), title)
-    for one in classes:
-        scores = [f"{one[name]:.4f}" for name in ("precision", "recall", "f1")]
-        table.add_row(Text(one["name"]), *scores, *(f"{one[name]:,}" for name in ["support", *counts]))
-    return table
+    rows = [
+        [one["name"], *(f"{one[name]:.4f}" for name in ("precision", "recall", "f1"))]
+        + [f"{one[name]:,}" for name in ("support", *counts)]
+        for one in classes
+    ]
+    print_table(title, ["class", "precision", "recall", "F1", "examples", *counts], rows)
 
 
-def confused_table(confused: list[dict]) -> Table:
-    table = table_of(["is", "was taken for", "how often"], slice(2, None), "most often confused")
-    for one in confused[:MOST_PAIRS]:
-        table.add_row(Text(one["true"]), Text(one["given"]), f"{one['number']:,}")
-    return table
-
-
-def mistakes_table(mistakes: list[dict]) -> Table:
-    table = table_of(["row", "sure", "said", "is", "where"], slice(0), "surest mistakes")
-    if any("text" in one for one in mistakes):
-        table.add_column("text", overflow="ellipsis", no_wrap=True, max_width=MOST_CHARACTERS)
-    for one in mistakes[:MOST_MISTAKES]:
-        text = [Text(from_mark(one["text"]))] if "text" in one else []
-        named = Text(one["given"]), Text(one["true"])
-        table.add_row(f"{one['row']:,}", f"{one['confidence']:.1%}", *named, one["place"], *text)
-    return table
-
-
-def from_mark(text: str) -> str:
-    """A text that begins shortly before its marked word, where the word would otherwise be cut off."""
+def shortened(text: str) -> str:
+    """A text of at most MOST_CHARACTERS; its marked word, if it has one, stands in it."""
     start = text.find("[[") - MOST_CHARACTERS // 2
-    return f"… {text[start:]}" if start > 0 else text
+    text = f"… {text[start:]}" if start > 0 else text
+    return text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…"

@@ -80,7 +80,7 @@ class Evaluation(Result):
         for name, signature in self.signatures.items():
             console.print(f"{name}: {signature}", markup=False)
         if self.classes is not None:
-            print_classes(console, self.classes)
+            print_classes(self.classes)
 
 
 @dataclass

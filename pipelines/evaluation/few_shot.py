@@ -23,7 +23,7 @@ from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.answers import FinishedModel
 from ..objectives.data import Data
-from ..objectives.prepare import cache_of, leaves_out
+from ..objectives.prepare import cache_of, with_usable_rows
 from ..objectives.reads import Reads, label_column
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
@@ -102,7 +102,11 @@ def evaluate_few_shot(
     config, objective = open_config(recipe), objective_of(recipe).for_rows()
     reads = objective.Reads(objective)
     sources, template = reads.open(), question_template(reads, template)
-    data, (solvable, questions) = questions_of_splits(reads, sources, ("train", split), template)
+
+    def asked(data: Data) -> list[list[Question]]:
+        return [list(questions_of(data, sources[name], template)) for name in ("train", split)]
+
+    data, (solvable, questions) = with_usable_rows(reads, sources, cache_of(recipe), sys.stdout.isatty(), asked)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
     kind = KINDS[objective.asks_for](data, words, [question.answer for question in solvable])
     scores = data.scores()
@@ -154,21 +158,6 @@ def question_template(reads: Reads, given: str | None) -> str:
     if not fields:
         raise UserError(f"--template {given!r} holds no text of the question, such as {{{columns[0]}}}")
     return template
-
-
-def questions_of_splits(reads: Reads, sources: dict, splits: Sequence[str], template: str) -> tuple[Data, list]:
-    """(the data without rows, the Questions of each of some splits), without rows that are left out.
-
-    Raises UserError for rows that cannot be used, where the recipe does not leave them out.
-    """
-    while True:
-        data = None
-        try:
-            data = reads.prepare(sources, cache_of(reads.recipe), sys.stdout.isatty())
-            return data, [list(questions_of(data, sources[name], template)) for name in splits]
-        except UserError as error:
-            if not leaves_out(reads, sources, error, data):
-                raise
 
 
 def questions_of(data: Data, source, template: str):

@@ -149,13 +149,8 @@ def view_of_image(model, processor, image, wanted: Wanted) -> dict:
     size = model.config.patch_size
     size = size if isinstance(size, (tuple, list)) else (size, size)
     rows, columns = height // size[0], width // size[1]
-    key_counts = []
-
-    def count(layer: AttentionMap):
-        key_counts.append(0 if layer.weights is None else layer.weights.shape[-1])
-
-    attention_maps(model, count, **inputs)
-    before = max(key_counts, default=rows * columns) - rows * columns
+    seen = (layer.weights for layer in attention_maps(model, **inputs) if layer.weights is not None)
+    before = max((weights.shape[-1] for weights in seen), default=rows * columns) - rows * columns
     words = [f"[{number}]" for number in range(before)]
     words += [f"row {row + 1}, column {column + 1}" for row in range(rows) for column in range(columns)]
     buffer = BytesIO()

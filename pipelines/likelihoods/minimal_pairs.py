@@ -9,7 +9,6 @@ from ..data.account import Account
 from ..data.account_words import unusual
 from ..data.cells import filled_text_of
 from ..data.documents import Limits
-from ..data.file_formats import format_of
 from ..data.file_reader import FileReader
 from ..data.hub_reader import HubReader
 from ..data.reader import ExampleView, Reader
@@ -147,15 +146,10 @@ def are_pairs(file: str) -> bool:
 
 def _columns_of(reader: Reader) -> list[str]:
     """The columns of the data set, of the first file, or of its first row."""
-    if isinstance(reader, HubReader):
-        return reader.table.column_names
-    columns = format_of(reader.paths[0]).columns(reader.field, reader.paths[0])
-    if columns is not None:
-        return columns
-    first = next(reader.items(), ("", {}))[1]
+    first = {} if (columns := reader.all_columns()) else next(reader.items(), ("", {}))[1]
     if isinstance(first, UserError):
         raise first
-    return list(first)
+    return columns or list(first)
 
 
 def _columns(settings: MinimalPairsSettings, there: list[str], where: str) -> list[str]:

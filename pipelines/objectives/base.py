@@ -78,14 +78,16 @@ class Objective:
     hold further keys, or the loss is not the model's), WHOLE_MODEL (the last pipeline stage cannot compute the loss),
     WHOLE_ROWS (no row is split over processes).
     tokens: what its tokenizer needs (tokens.py); None: it reads no text. words: what people read about it.
-    compares: the kind of values that its metrics compare (MetricRow.compares). default_metrics: the metrics where the
-    recipe names none. gives: the columns of an answer to a row; its "score" is the probability of its "prediction".
+    compares, also_compares: the kinds of values that its metrics compare (MetricRow.compares). default_metrics: the
+    metrics where the recipe names none. gives: the columns of an answer to a row; its "score" is the probability of its
+    "prediction".
     asks_for: the kind of the answers in `Reads.questions`, which few-shot evaluation puts to any language model:
     "classes", "numbers" or "texts"; None: no questions.
     parts: the objectives that it consists of, by label; empty for most objectives.
     continues_prompts: whether the finished model gets evaluation.sample_prompts.
     predicts_each_position: whether every token is predicted once, from the tokens before it, so that losses can be
     compared by text and by position.
+    unsmoothed: what label smoothing has no effect on; "": it has an effect.
     unused_weights: prefixes of the names of weights that the model has and the objective does not use.
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     """
@@ -103,12 +105,14 @@ class Objective:
     tokens: ClassVar[Tokens | None] = None
     words: Words = Words()
     compares: ClassVar[str | None] = None
+    also_compares: ClassVar[tuple[str, ...]] = ()
     default_metrics: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("prediction",)
     asks_for: str | None = None
     parts: "Mapping[str, Objective]" = MappingProxyType({})
     continues_prompts: ClassVar[bool] = False
     predicts_each_position: ClassVar[bool] = False
+    unsmoothed: ClassVar[str] = ""
     unused_weights: ClassVar[tuple[str, ...]] = ()
     taught: ClassVar[str] = "nothing"
 
@@ -132,8 +136,9 @@ class Objective:
     @classmethod
     def metric_names(cls) -> list[str]:
         """The metrics that the objective can report in addition to the loss."""
-        each = cls.predicts_each_position
-        return [name for name, row in METRICS.items() if row.fits(cls.compares) and (each or not row.every_token)]
+        kinds = (cls.compares, *cls.also_compares)
+        fitting = {name: row for name, row in METRICS.items() if any(map(row.fits, kinds))}
+        return [name for name, row in fitting.items() if cls.predicts_each_position or not row.every_token]
 
     @property
     def metrics(self) -> list[str]:
@@ -153,6 +158,8 @@ class Objective:
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         why = f"has no effect with {self.setting}, which does not learn to continue a text; remove it"
         check_beside("evaluation", self.recipe.evaluation, [("sample_prompts", not self.continues_prompts, why)])
+        why = f"has no effect on {self.unsmoothed}; remove it"
+        check_beside("training", self.recipe.training, [("label_smoothing_factor", bool(self.unsmoothed), why)])
         if self.recipe.teacher is not None:
             teaching_of(self, self.Reads(self)).check()
 

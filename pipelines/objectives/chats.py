@@ -246,7 +246,7 @@ class AnswersChats(Answers):
 
     def check_prompts(self, most: int) -> None:
         prompts = self.recipe.evaluation.sample_prompts
-        check_prompts(prompts, [len(self._template.prompt_ids(self._question(text))) for text in prompts], most)
+        check_prompts([len(self._template.prompt_ids(self._question(text))) for text in prompts], most)
 
     def asked(self, row: dict, place: str) -> Chat:
         """The conversation up to the answer; raises UserError also where the chat template cannot write it."""

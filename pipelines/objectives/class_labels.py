@@ -39,6 +39,13 @@ class NamedClassSettings(ObjectiveSettings):
         "together count alike (of several: having one as much as not having it); null: 1"
     )
 
+    def __post_init__(self):
+        """Raise UserError for names or weights of classes that are none."""
+        check_names(self.label_names)
+        weights = self.class_weights
+        if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
+            raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
+
     @property
     def weighs_by_train(self) -> bool:
         return self.class_weights == "balanced"
@@ -55,22 +62,14 @@ class ClassSettings(NamedClassSettings):
         return self.label_field
 
 
-def check_classes(objective: Objective) -> None:
-    """Raise UserError for names or weights of classes that are none."""
-    check_names(objective.settings.label_names)
-    weights = objective.settings.class_weights
-    if isinstance(weights, list) and (min(weights, default=0) < 0 or not any(weights)):
-        raise UserError(f"task.class_weights={show(weights)} must be numbers from 0 on, and one above it")
-
-
 @dataclass(frozen=True)
 class ClassLabels:
     """The classes of a task, as found in the data of all splits.
 
     column: that holds the class or classes of an example. classes: of the data. names: of the model's outputs, of which
     several of the data's may be one. new_head: why a checkpoint's head is not kept; "": it is. counted: key of the
-    counts of classes in the rows' facts. type: of a row's label, as schema_of takes it. classes_in: (value, place) ->
-    (place, class) of each class in a column's value.
+    counts of classes in the rows' facts. type: of a row's label, as schema_of takes it. problem_type: in the
+    model's config. classes_in: (value, place) -> (place, class) of each class in a column's value.
     """
 
     column: str
@@ -79,6 +78,7 @@ class ClassLabels:
     new_head: str = ""
     counted: str = "classes"
     type: str = "int32"
+    problem_type: str | None = "single_label_classification"
     classes_in: Callable[[Any, str], Iterable[tuple[str, Any]]] = the_value
 
     def of(self, row: dict, place: str, account: Account | None = None) -> Any:
@@ -121,7 +121,6 @@ def find_classes(
     sources: dict,
     cache: Path,
     *,
-    classes_in: Callable = the_value,
     learned: Callable[[list[str]], list[str]] = list,
     kind: Callable[..., ClassLabels] = ClassLabels,
 ) -> ClassLabels:
@@ -136,7 +135,7 @@ def find_classes(
     other classes, for weights of another number, or for a metric of two classes with more.
     """
     objective, facts, recipe = reads.objective, reads.facts, reads.recipe
-    column, field = label_column(reads.settings)
+    (column, field), classes_in = label_column(reads.settings), reads.classes_in
     given, weights, new_head = reads.settings.label_names, reads.settings.class_weights, ""
     origin = "of task.label_names" if facts.measured is None else "of the model"
     meaning = Meaning(reads.settings.label_map or {}, reads.settings.merge_labels)
@@ -218,11 +217,11 @@ def names_of_outputs(config: Any) -> list[str]:
     return [str(name) for _, name in sorted(config.id2label.items())]
 
 
-def try_classes(settings: Any, examples: list, classes_in: Callable = the_value) -> None:
+def try_classes(reads: Reads, examples: list) -> None:
     """Raise UserError for examples (place, row) whose labels cannot be classes, before names are known."""
-    column, field = label_column(settings)
+    column, field = label_column(reads.settings)
     for place, row in examples:
-        for where, value in classes_in(row[column], place):
+        for where, value in reads.classes_in(row[column], place):
             check_class(value, field, where)
 
 
@@ -241,14 +240,13 @@ class LearnsClasses(Learns):
     """The classes' names in the model's config, by which `pipeline()` answers, and their weights in the loss."""
 
     def config_fields(self) -> dict[str, Any]:
-        names = self.data.labels.names
+        names, problem = self.data.labels.names, self.data.labels.problem_type
         return {
             **decoder_start(self.objective, self.tokenizer),
             "num_labels": len(names),
             "id2label": dict(enumerate(names)),
             "label2id": {name: number for number, name in enumerate(names)},
-            "problem_type": "single_label_classification",
-        }
+        } | ({} if problem is None else {"problem_type": problem})
 
     def _weights(self) -> list[float]:
         """The weight of each class: as set, or balanced. Raises UserError for a class without a training example."""

@@ -1,18 +1,20 @@
 """Scores of tasks whose labels are classes, and the report on single classes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import np, torch
 from ..plugins import METRICS
-from .reads import label_column
 from .scores import Scored, Scores
+from .showing import as_png
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
     from ..data.rows import Rows
+
+MOST_PIXELS = 96  # on a side of an image in a report
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Judged:
 
 
 class ClassScores(Scores):
-    """Metrics of rows with one class.
+    """Metrics of rows with one class; where classes have no names, as choices, there is no report on them.
 
     unit: what the class report counts, where that is not rows.
     """
@@ -61,8 +63,8 @@ class ClassScores(Scores):
         probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
         return self._compare(predicted.tolist(), true.tolist(), probabilities, judged=judged)
 
-    def named(self, value: int) -> str:
-        return self.data.labels.names[value]
+    def named(self, value: int) -> str | int:
+        return value if self.data.labels is None else self.data.labels.names[value]
 
     # ---- the report on single classes after a pass over some rows
 
@@ -77,21 +79,21 @@ class ClassScores(Scores):
         """
         from ..metrics.class_report import calibration, surest_mistakes
 
-        if scored is None:
+        if scored is None or self.data.labels is None:
             return None
         judged, right = scored.judged, scored.judged.given == scored.judged.true
         chosen = surest_mistakes(judged.confidence, right)
         if judged.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
             numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
-        of_rows, places = [numbers[judged.row(place)] for place in chosen], {}
-        if not rows.facts.get("empty"):  # sentences without a word have no row: row numbers differ
-            places = places_of(source, label_column(self.settings)[0], of_rows)
+        of_rows = [numbers[judged.row(place)] for place in chosen]
+        examples = zip(range(max(of_rows, default=-1) + 1), self.data.reads.with_rows(self.data, source))
+        places = {number: place for number, (place, _) in examples if number in of_rows}
         return {
             "unit": self.unit or f"{self.objective.words.row}s",
             **self._judged_classes(judged),
             "calibration": calibration(judged.confidence, right),
             "mistakes": [
-                {"row": number, "place": places.get(number), "confidence": float(judged.confidence[place])}
+                {"row": number, "place": places[number], "confidence": float(judged.confidence[place])}
                 | dict(zip(("given", "true"), self._said(judged, place, rows[number])))
                 | self._as_read(judged, place, rows[number])
                 for place, number in zip(chosen, of_rows)
@@ -111,14 +113,9 @@ class ClassScores(Scores):
 
     def _as_read(self, judged: Judged, place: int, row: dict) -> dict[str, str]:
         """The "text" or "image" of an answer's row, as the model reads it."""
+        if "pixel_values" in row:
+            return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
         return {"text": " | ".join(texts_of_row(row["input_ids"].tolist(), self.tokenizer))}
-
-
-def places_of(source: "Examples", column: str, numbers: Iterable[int]) -> dict[int, str]:
-    """{number of an example: where it stands in the data, such as file and line}. column: the only one to be read."""
-    chosen = set(numbers)
-    counted = zip(range(max(chosen, default=-1) + 1), source.only(column))
-    return {number: place for number, (place, _) in counted if number in chosen}
 
 
 def texts_of_row(ids: Sequence[int], tokenizer) -> list[str]:

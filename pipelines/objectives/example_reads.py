@@ -29,9 +29,13 @@ def open_columns(reads: Any) -> "dict[str, Examples]":
 
 
 def try_rows(reads: Any, examples: "list[Example]", data: Data | None) -> None:
-    """The `try_examples` of texts: an example may have no text or, once there are data, no row."""
+    """The `try_examples` of texts: an example may have no text, no class or, once there are data, no row."""
+    from .class_labels import try_classes
+
     for _ in reads.texts(examples).documents():
         pass
+    if data is None and reads.classes_in is not None:
+        try_classes(reads, examples)
     if data is not None:
         for _ in reads._batches(data, examples, Account()):
             pass

@@ -15,17 +15,15 @@ from .class_labels import (
     ClassLabels,
     ClassSettings,
     LearnsClasses,
-    check_classes,
     find_classes,
     try_classes,
     with_class_notes,
 )
-from .class_scores import ClassScores, Judged
+from .class_scores import ClassScores
 from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
-from .showing import as_png, image_text, shares_text
-
-MOST_PIXELS = 96  # on a side of an image in a report
+from .label_values import the_value
+from .showing import image_text, shares_text
 
 
 @dataclass
@@ -56,6 +54,8 @@ class ReadsClassedImages(ReadsImages):
         "darker to brighter [shades], two characters for a pixel or a block of them, and what has to be answered"
     )
 
+    classes_in = staticmethod(the_value)
+
     def open(self) -> dict[str, Any]:
         weights = self.settings.class_weights if self.facts.measured is None else None
         if weights is not None and getattr(self.facts.config, "distillation_head", False):
@@ -77,15 +77,15 @@ class ReadsClassedImages(ReadsImages):
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         if data is None:
-            try_classes(self.settings, examples)
+            try_classes(self, examples)
         super().try_examples(examples, data)
         if data is not None:
             for place, row in examples:
                 data.labels.of(row, place)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "ImageRows":
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> StoredImages:
         """Decoded images with their class numbers; training rows are marked for augmentation."""
-        return ImageRows(self._store(data, source, cache), augment=split == "train")
+        return StoredImages(self._store(data, source, cache), **{"augment": True} if split == "train" else {})
 
     completed = with_class_notes
 
@@ -104,7 +104,7 @@ class ReadsClassedImages(ReadsImages):
             seed=self.seed,
         )
 
-    def describe(self, data: Data, rows: "ImageRows") -> str:
+    def describe(self, data: Data, rows: StoredImages) -> str:
         facts, (channels, height, width) = rows.facts, self.shape
         return (
             f"{counted(facts['examples'], 'image')} of {rows.name}, {height} x {width} pixels, "
@@ -116,13 +116,6 @@ class ReadsClassedImages(ReadsImages):
         console.rule(f"row {number}: class {names[int(row['labels'])]}", align="left")
         console.print(image_text(batch["pixel_values"][0]))
         console.print(f"answer: {shares_text(batch['labels'][0], names)}", markup=False)
-
-
-class ImageScores(ClassScores):
-    """Metrics of images with one class."""
-
-    def _as_read(self, judged: Judged, place: int, row: dict) -> dict[str, str]:
-        return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
 
 
 class AnswersClass(AnswersImages):
@@ -145,24 +138,9 @@ class ImageClassification(ImageObjective):
     name = "image_classification"
     section = "task"
     Settings = ImageClassificationSettings
-    Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ImageScores, AnswersClass
+    Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ClassScores, AnswersClass
     auto_class = AnswersClass.head
     families = ("vit",)
     compares, gives = "classes", OF_SCORES
     default_metrics = ("accuracy",)
     words = replace(PREDICTS, hub_task="image-classification")
-
-    def check(self) -> None:
-        super().check()
-        check_classes(self)
-
-
-class ImageRows(StoredImages):
-    """The rows of a store; with `augment`, each row has the key of that name, by which the collator augments it."""
-
-    def __init__(self, store, augment: bool):
-        super().__init__(store)
-        self.augment = augment
-
-    def __getitem__(self, index: int) -> dict:
-        return self.store[self.inside(index)] | ({"augment": True} if self.augment else {})

@@ -118,12 +118,15 @@ def image_setting(objective: Objective) -> str:
 
 
 class StoredImages(Rows):
-    """The images of a store (images/image_store.py) as rows; a subclass says what a row is."""
+    """The images of a store (images/image_store.py) as rows. further: what each row holds beside."""
 
-    def __init__(self, store):
-        self.store = store
+    def __init__(self, store, **further: Any):
+        self.store, self.further = store, further
         self.fingerprint, self.name, self.facts = store.fingerprint, store.name, store.facts
         self.account = store.account
 
     def __len__(self) -> int:
         return len(self.store)
+
+    def __getitem__(self, index: int) -> dict:
+        return self.store[self.inside(index)] | self.further

@@ -170,7 +170,7 @@ class InstructionTuning(ChatTask):
     name = "instruction_tuning"
     Settings = InstructionTuningSettings
     Reads, Scores = ReadsInstructions, AnswerScores
-    compares = "tokens"
+    compares, also_compares = "tokens", ("texts",)
     default_metrics = ("perplexity",)
     words = replace(ChatTask.words, step="conversations", loss="nats per token of the answers")
 
@@ -178,11 +178,6 @@ class InstructionTuning(ChatTask):
         super().__init__(recipe)
         if self.settings.packing:
             self.words = replace(self.words, step=f"rows x {self.settings.max_length} tokens")
-
-    @classmethod
-    def metric_names(cls) -> list[str]:
-        fitting = super().metric_names()
-        return [name for name, row in METRICS.items() if name in fitting or row.fits("texts")]
 
     @property
     def asks_for(self) -> str | None:

@@ -8,7 +8,6 @@ from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.introspection import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import doc
 from ..words import counted
@@ -46,8 +45,9 @@ class ReadsPatches(ReadsImages):
             )
         return data
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "MaskedImageRows":
-        return MaskedImageRows(self._store(data, source, cache))
+    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> StoredImages:
+        """Rows whose labels are 0: of those that only fill up a batch they become -100."""
+        return StoredImages(self._store(data, source, cache), labels=torch.tensor(0))
 
     def collator(self, data: Data, packed: bool) -> "MaskedImageCollator":
         from ..images.processors import normalisation
@@ -55,7 +55,7 @@ class ReadsPatches(ReadsImages):
         mean, std = normalisation(data.processor, self.shape[0])
         return MaskedImageCollator(self.settings.mask_ratio, math.prod(self.grid), mean=mean, std=std, seed=self.seed)
 
-    def describe(self, data: Data, rows: "MaskedImageRows") -> str:
+    def describe(self, data: Data, rows: StoredImages) -> str:
         _, height, width = self.shape
         patches = math.prod(self.grid)
         return (
@@ -79,25 +79,13 @@ class MaskedImage(ImageObjective):
     name = "masked_image"
     Settings = MaskedImageSettings
     Reads, Answers = ReadsPatches, AnswersImages
-    auto_class = "AutoModelForMaskedImageModeling"
+    auto_class, unsmoothed = "AutoModelForMaskedImageModeling", "pixels"
     words = Words(row="image", loss="mean distance per hidden pixel value", hub_task="image-feature-extraction")
-
-    def check(self) -> None:
-        super().check()
-        rows = [("label_smoothing_factor", True, "has no effect on pixels; remove it")]
-        check_beside("training", self.recipe.training, rows)
 
 
 def hidden_patches(ratio: float, patches: int) -> int:
     """How many patches of an image are hidden: at least one."""
     return max(1, round(ratio * patches))
-
-
-class MaskedImageRows(StoredImages):
-    """Rows {"pixel_values" uint8 (C, H, W), "labels" ()}; the label is 0, or -100 in rows that only fill up a batch."""
-
-    def __getitem__(self, index: int) -> dict:
-        return {"pixel_values": self.store.images([self.inside(index)])[0], "labels": torch.tensor(0)}
 
 
 class MaskedImageCollator:

@@ -16,7 +16,6 @@ from .class_labels import (
     ClassLabels,
     LearnsClasses,
     NamedClassSettings,
-    check_classes,
     find_classes,
 )
 from .class_scores import ClassScores, Judged
@@ -61,6 +60,7 @@ class LabelSets(ClassLabels):
 
     counted: str = "labels"
     type: str = "int8[]"
+    problem_type: str | None = "multi_label_classification"
     is_multi_hot: bool = False
     columns: Sequence[str] = ()  # of one class each
 
@@ -107,9 +107,6 @@ class LabelSets(ClassLabels):
 
 class LearnsLabelSets(LearnsClasses):
     """Each class by itself, by binary cross-entropy."""
-
-    def config_fields(self) -> dict[str, Any]:
-        return super().config_fields() | {"problem_type": "multi_label_classification"}
 
     def loss(self):
         return SeveralLabels(None if self.settings.class_weights is None else self._weights())
@@ -175,7 +172,6 @@ class MultiLabelClassification(LabelledTextTask):
 
     def check(self) -> None:
         super().check()
-        check_classes(self)
         if self.settings.is_multi_hot and self.settings.label_names is None:
             raise UserError("task.labels_are=multi_hot needs task.label_names, the classes in the order of the lists")
 
@@ -218,4 +214,4 @@ class MultiLabelClassification(LabelledTextTask):
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
         columns = self.settings.label_field if isinstance(self.settings.label_field, list) else ()
         kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot, columns=columns)
-        return find_classes(reads, sources, cache, classes_in=self.classes_in, kind=kind)
+        return find_classes(reads, sources, cache, kind=kind)

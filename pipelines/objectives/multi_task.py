@@ -16,6 +16,7 @@ from .data import Data
 from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
+from .tokens import padding_collator
 from .writing import (
     SOURCE_AND_TARGET,
     LearnsToWrite,
@@ -23,7 +24,6 @@ from .writing import (
     WritingSettings,
     WritingTask,
     check_writer,
-    pair_collator,
 )
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
@@ -66,7 +66,7 @@ class ReadsTasks(ReadsParts):
         return data
 
     def collator(self, data: Data, packed: bool):
-        return pair_collator(data.tokenizer)
+        return padding_collator(data.tokenizer)
 
 
 class TaskScores(Scores):

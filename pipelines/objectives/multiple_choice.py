@@ -179,16 +179,6 @@ class ReadsChoices(ReadsExamples):
             console.print(tokens_text(console, pieces))
 
 
-class ChoiceScores(ClassScores):
-    """Metrics of choices: a choice's number means nothing beyond its example, so there is no report on classes."""
-
-    def named(self, value: int) -> int:
-        return value
-
-    def class_report(self, scored, rows, numbers, source) -> None:
-        return None
-
-
 class AnswersChoices(Answers):
     """The number of the likeliest choice."""
 
@@ -234,7 +224,7 @@ class MultipleChoice(Objective):
     name = "multiple_choice"
     section = "task"
     Settings = MultipleChoiceSettings
-    Reads, Scores, Answers = ReadsChoices, ChoiceScores, AnswersChoices
+    Reads, Scores, Answers = ReadsChoices, ClassScores, AnswersChoices
     auto_class = AnswersChoices.head
     tokens = Tokens("cls_sep")
     compares, gives = "classes", OF_SCORES

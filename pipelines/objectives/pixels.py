@@ -8,7 +8,7 @@ from ..data.batch_keys import row_ids
 from ..data.rows import evenly_spread
 from ..errors import UserError
 from ..lazy import np, torch
-from ..plugins import METRICS, register_objective
+from ..plugins import register_objective
 from ..recipes.introspection import check_beside
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
@@ -20,8 +20,9 @@ from .data import Data
 from .images import AnswersImages, ImageObjective, ReadsImages, StoredImages, image_setting
 from .label_values import Classes
 from .learns import Learns
-from .scores import Scored, Scores
+from .scores import Scored
 from .showing import image_text
+from .text import PerplexityScores
 
 PICTURE = "completions.png"
 SCALE = 6  # each pixel of it is drawn as a square of this side
@@ -158,15 +159,8 @@ class LearnsPixels(Learns):
         return config_sizes(number, pixels) | {"bos_token_id": number}
 
 
-class PixelScores(Scores):
+class PixelScores(PerplexityScores):
     """Metrics of the summed loss, and the linear probe."""
-
-    def of_pass(self, metrics, result, rows, train) -> dict[str, float]:
-        from .perplexity import TokenLosses
-
-        losses = TokenLosses(result["loss"], 1, rows, train, len(Palette(self.data.processor).clusters))
-        rows_of = {name: METRICS[name] for name in metrics}
-        return {name: row.of_losses(losses) for name, row in rows_of.items() if row.of_losses is not None}
 
     def of_answers(self, answers, finished: FinishedModel, rows, numbers: Sequence[int], train) -> Scored:
         if "linear_probe" not in self.recipe.evaluation.metrics:
@@ -201,10 +195,15 @@ class CompletesImages(AnswersImages):
         return []
 
     def draw(self, finished: FinishedModel, rows, path: Path) -> bool:
-        """Write a PNG of images completed from their upper halves; return whether any were asked for."""
+        """Write a PNG of images, evenly spread over the rows, that are completed from their upper halves."""
+        import PIL.Image
+
         number = self.recipe.evaluation.sample_images
         if number:
-            write_completions(path, finished.model, Palette(self.processor), rows, number, self.objective.seed)
+            palette, originals = Palette(self.processor), np.asarray(rows.codes[evenly_spread(len(rows), number)])
+            completed = complete(finished.model, palette, originals, seed=self.objective.seed)
+            with replaced_file(path) as staged:
+                PIL.Image.fromarray(completion_grid(palette, originals, completed)).save(staged, format="PNG")
         return number > 0
 
 
@@ -298,7 +297,7 @@ def linear_probe(model, train, test, *, batch_size: int = 64, seed: int = 0) -> 
     test_inputs = features(model, test, range(len(test)), layer, batch_size)
     model.train(was_training)
     regression = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(inputs, train.labels[chosen])
-    return float((regression.predict(test_inputs) == test.labels).mean())
+    return float(regression.score(test_inputs, test.labels))
 
 
 # ---- images that a model completes from their upper halves: a picture (upper half | completion | original)
@@ -330,22 +329,7 @@ def completion_grid(palette: Palette, originals: "np.ndarray", completed: "np.nd
     whole, completions = palette.pictures(originals), palette.pictures(completed)
     seen = whole.copy()
     seen[:, whole.shape[1] // 2 :] = 128
-    rows = []
-    for images in zip(seen, completions, whole):
-        drawn = [image.repeat(SCALE, axis=0).repeat(SCALE, axis=1) for image in images]
-        gap = np.full((drawn[0].shape[0], GAP * SCALE, 3), 255, dtype=np.uint8)
-        rows += [np.concatenate([drawn[0], gap, drawn[1], gap, drawn[2]], axis=1)]
-        rows += [np.full((GAP * SCALE, rows[0].shape[1], 3), 255, dtype=np.uint8)]
-    return np.concatenate(rows[:-1])
-
-
-def write_completions(path: Path, model, palette: Palette, rows, number: int, seed: int) -> Path:
-    """Complete `number` images, evenly spread over the rows, and write the picture as PNG."""
-    import PIL.Image
-
-    chosen = evenly_spread(len(rows), number)
-    originals = np.asarray(rows.codes[chosen])
-    grid = completion_grid(palette, originals, complete(model, palette, originals, seed=seed))
-    with replaced_file(path) as staged:
-        PIL.Image.fromarray(grid).save(staged, format="PNG")
-    return path
+    images = np.stack([seen, completions, whole], axis=1)
+    images = np.pad(images, ((0, 0), (0, 0), (0, GAP), (0, GAP), (0, 0)), constant_values=255)
+    grid = images.swapaxes(1, 2).reshape(-1, 3 * images.shape[3], 3)[:-GAP, :-GAP]
+    return grid.repeat(SCALE, axis=0).repeat(SCALE, axis=1)

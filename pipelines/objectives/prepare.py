@@ -1,9 +1,10 @@
 """From a recipe to rows: its objective opens the sources, makes the tokenizer or image processor, and the rows."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..data.rows import Rows
 from ..errors import UserError
@@ -51,18 +52,14 @@ def prepare_data(
             f"evaluation.{name}={show(validations[name])} is set, but the data section names no validation data; name "
             f"some, or set it to null"
         )
-    data, rows = None, {}
-    while not rows:
-        try:
-            data = reads.prepare(sources, cache, progress)
-            if teaching is not None:
-                teaching.check_data(data)
-            chosen = [split for split in sources if splits is None or split in splits]
-            rows = {split: reads.rows(data, sources[split], split, cache, progress) for split in chosen}
-        except UserError as error:
-            if not leaves_out(reads, sources, error, data):
-                raise
-            data = None
+
+    def rows_of(data: Data) -> dict[str, Rows]:
+        if teaching is not None:
+            teaching.check_data(data)
+        chosen = [split for split in sources if splits is None or split in splits]
+        return {split: reads.rows(data, sources[split], split, cache, progress) for split in chosen}
+
+    data, rows = with_usable_rows(reads, sources, cache, progress, rows_of)
     rows, lesson = reads.completed(data, rows, cache, progress), None
     if teaching is not None:
         rows, lesson = teaching.for_training(data, rows, sources, cache)
@@ -74,6 +71,23 @@ def prepare_data(
         of_both = f"{rows['train'].identity}\n{processor_fingerprint(data)}"
         facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
     return data
+
+
+def with_usable_rows(
+    reads: Reads, sources: dict, cache: Path, progress: bool, made: Callable[[Data], Any]
+) -> tuple[Data, Any]:
+    """(the data without rows, what is `made` of them), of sources without rows that are left out.
+
+    Raises UserError for rows that cannot be used, where the recipe does not leave them out.
+    """
+    while True:
+        data = None
+        try:
+            data = reads.prepare(sources, cache, progress)
+            return data, made(data)
+        except UserError as error:
+            if not leaves_out(reads, sources, error, data):
+                raise
 
 
 def processor_fingerprint(data: Data) -> str:

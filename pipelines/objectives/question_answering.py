@@ -315,8 +315,6 @@ class AnswersQuestions(Answers):
                 outputs = model(**inputs)
             starts, ends = outputs["start_logits"].float().cpu(), outputs["end_logits"].float().cpu()
             for number, window, start, end in zip(batch, windows, starts, ends):
-                length = len(window["input_ids"])
-                start, end = (x[-length:] if collate.pad.left else x[:length] for x in (start, end))
                 null = place_of_no_answer(window["input_ids"].tolist())
                 first, after = window["inside"].tolist()
                 spans = best_spans(start, end, (first, after), section.max_answer_length, BEST)
@@ -390,22 +388,18 @@ class QuestionAnswering(Objective):
 class WindowCollator:
     """Windows -> one batch: input_ids, token_type_ids, labels (B, 2), and these as start_positions and end_positions.
 
-    Labels are positions, which padding on the left shifts. tokenizer: it says how input_ids are filled up.
+    Labels are positions, which padding on the left would shift. tokenizer: it says what input_ids are filled up with.
     """
 
     def __init__(self, tokenizer: Any):
         self.pad = padding_collator(tokenizer)
+        self.pad.left = False
 
     def __call__(self, rows: list[dict]) -> dict:
         names = (*MODEL_INPUTS, ROW_IDS, EPOCH)
         batch = self.pad([{name: row[name] for name in names if name in row} for row in rows])
-        labels = batch["labels"]
-        if self.pad.left:
-            lengths = labels.new_tensor([len(row["input_ids"]) for row in rows])
-            moved = labels + (batch["input_ids"].shape[1] - lengths)[:, None]
-            labels = labels.where(labels < 0, moved)
-        start, end = labels.unbind(-1)
-        return batch | {"labels": labels, "start_positions": start, "end_positions": end}
+        start, end = batch["labels"].unbind(-1)
+        return batch | {"start_positions": start, "end_positions": end}
 
 
 def context_of(offsets: Sequence[Span], sequence_ids: Sequence[int | None]) -> Span:

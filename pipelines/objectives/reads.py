@@ -55,10 +55,12 @@ class Reads(ABC):
     It keeps nothing of what it has read: what later steps need is in the Data that `prepare` returns. In its methods,
     data: that of `prepare`, with or without rows. source: of one split, from `open`.
 
-    legend: what the marks of `show` mean, as showing.legend takes it.
+    legend: what the marks of `show` mean, as showing.legend takes it. classes_in: (value, place) -> (place, class) of
+    each class in the value of a label's column; None: labels are no classes.
     """
 
     legend: str = ""
+    classes_in: Callable | None = None
 
     def __init__(self, objective: "Objective", facts: ModelFacts | None = None):
         self.objective, self.facts = objective, facts or objective.facts

@@ -1,7 +1,7 @@
 """Texts that several examples share, in two splits or with several classes: found in stored rows, and noted."""
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..storage.cache import kept_value
 from ..words import counted
@@ -9,17 +9,24 @@ from .data import Data
 
 if TYPE_CHECKING:
     from ..data.example_store import EncodedExamples
+    from ..data.examples import Examples
 
 SHOWN = 60  # characters of a text
 
 
-def note_repeated(data: Data, rows: "dict[str, EncodedExamples]", way_out: str) -> None:
-    """Note them in the accounts of the splits, by what the model reads of the texts. way_out: what keeps them apart."""
+def note_repeated(
+    data: Data, rows: "dict[str, EncodedExamples]", learned: "tuple[Any, Examples] | None", way_out: str
+) -> None:
+    """Note them in the accounts of the splits.
+
+    learned: training texts that are not among the splits, and what reads them. way_out: what keeps texts apart.
+    """
+    from ..data.examples import examples_fingerprint
 
     def found() -> dict[str, list[str]]:
-        sentences, of_train = {}, set()
+        sentences, of_train = {}, set() if learned is None else set(learned[0].hashes(learned[1]))
         for split, one in rows.items():
-            texts, classes, first = one.hashes("input_ids"), defaultdict(set), {}
+            texts, classes, first = list(data.reads.hashes(data.sources[split])), defaultdict(set), {}
             for number, (text, label) in enumerate(zip(texts, one.hashes("labels"))):
                 classes[text].add(label)
                 first.setdefault(text, number)
@@ -33,7 +40,8 @@ def note_repeated(data: Data, rows: "dict[str, EncodedExamples]", way_out: str) 
             of_train = of_train or set(texts)
         return sentences
 
-    identity = ["repeated texts", way_out, [(split, one.fingerprint) for split, one in rows.items()]]
+    of_learned = learned and [examples_fingerprint(learned[1]), learned[0].text_columns()]
+    identity = ["repeated texts", way_out, of_learned, [(split, one.fingerprint) for split, one in rows.items()]]
     for split, sentences in kept_value(lambda: identity, found).items():
         rows[split].account.note(*sentences)
 

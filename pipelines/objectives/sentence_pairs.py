@@ -10,9 +10,8 @@ from ..data.documents import Corpus
 from ..data.rows import Rows
 from ..errors import UserError
 from ..lazy import np, torch
-from ..plugins import METRICS, register_objective
+from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..recipes.types import show
 from ..words import counted
 from .base import Planned
 from .data import Data
@@ -139,23 +138,15 @@ class SentencePairs(TextObjective):
     tokens = Tokens("cls_sep")
     Settings = SentencePairsSettings
     Reads, Learns, Scores, Answers = ReadsPairs, LearnsPairs, PairScores, FillsMasks
-    compares = "pairs"
+    compares, also_compares = "pairs", ("tokens",)
     default_metrics = ("perplexity", "pair_accuracy")
-    continues_prompts = True
+    continues_prompts, unsmoothed = True, "a loss of two parts"
     words = replace(
         WORDS,
         row="pair",
         step="pairs of at most {0.sequence_length} tokens",
         loss="nats: per masked token and per pair, added",
     )
-
-    @classmethod
-    def metric_names(cls) -> list[str]:
-        return [
-            name
-            for name, row in METRICS.items()
-            if row.compares == cls.compares or (row.compares == "tokens" and not row.every_token)
-        ]
 
     def check(self) -> None:
         super().check()
@@ -165,11 +156,6 @@ class SentencePairs(TextObjective):
             raise UserError(
                 f"data.streaming=true does not go with {self.setting}, whose second segments may be of any document; "
                 f"set data.streaming=false"
-            )
-        if recipe.training.extra.get("label_smoothing_factor"):
-            raise UserError(
-                f"training.label_smoothing_factor={show(recipe.training.extra['label_smoothing_factor'])} does not go "
-                f"with {self.setting}, whose loss has two parts; remove it"
             )
         check_segments(self, recipe.model.fields.get("type_vocab_size"), "model.type_vocab_size")
 

@@ -22,11 +22,10 @@ from .answering import vectors_of_texts
 from .answers import Answers, FinishedModel
 from .base import Planned, refuse_idle
 from .data import Data
-from .labelled_texts import JoinedTexts, LabelledTextTask, ReadsLabelledTexts
+from .labelled_texts import LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .losses import Cosine, InBatchNegatives
-from .sequence_regression import Numbers, NumberScores, NumberSettings, refuse_smoothing
-from .showing import sequence_pieces, tokens_text
+from .sequence_regression import Numbers, NumberScores, NumberSettings
 
 SECOND = "second_text_at"  # key of a row: where its second text begins in input_ids
 
@@ -85,32 +84,26 @@ def range_words(settings: SentenceSimilaritySettings) -> str:
     return f"[{', '.join(f'{number:g}' for number in settings.label_range)}]"
 
 
-class SeparateTexts(JoinedTexts):
-    """The encoding of two texts that the model reads one by one; a row holds the tokens of both."""
+class ReadsSeparateTexts(ReadsLabelledTexts):
+    """Two texts that the model reads one by one; a row holds the tokens of both."""
 
-    needs_both = False  # a text alone is answered with its vector
+    _needs_both = False  # a text alone is answered with its vector
 
-    def columns(self, tokenizer) -> dict[str, str]:
+    def _encoded_columns(self, tokenizer: Any) -> dict[str, str]:
         return {"input_ids": "int32[]", SECOND: "int32"}
 
-    def encode(self, tokenizer, texts: list[list[str]]) -> dict[str, list]:
-        first, second = (
-            tokenizer(column, truncation=True, max_length=self.settings.max_length)["input_ids"] for column in texts
-        )
+    def _encoded(self, tokenizer: Any, texts: list[list[str]]) -> dict[str, list]:
+        first, second = (super(ReadsSeparateTexts, self)._encoded(tokenizer, [some])["input_ids"] for some in texts)
         return {"input_ids": [a + b for a, b in zip(first, second)], SECOND: [len(ids) for ids in first]}
 
-    def lengths(self, batch: dict[str, list]) -> list[tuple[int, ...]]:
-        return [(at, len(ids) - at) for ids, at in zip(batch["input_ids"], batch[SECOND])]
+    def _lengths(self, encoded: dict[str, list]) -> list[tuple[int, ...]]:
+        return [(at, len(ids) - at) for ids, at in zip(encoded["input_ids"], encoded[SECOND])]
 
-    def collator(self, pads, tokenizer) -> "PairCollator":
-        return PairCollator(pads)
+    def collator(self, data: Data, packed: bool) -> "PairCollator":
+        return PairCollator(super().collator(data, packed))
 
-    def show(self, console, tokenizer, number: int, row: dict, label: str) -> None:
-        texts = halves(row)
-        sizes = " and ".join(str(len(ids)) for ids in texts)
-        console.rule(f"row {number}: {sizes} tokens, {label}", align="left")
-        for name, ids in zip(("first", "second"), texts):
-            console.print(tokens_text(console, sequence_pieces(ids.tolist(), tokenizer, name=f"{name}: ")))
+    def _texts_of(self, row: dict) -> dict[str, Any]:
+        return dict(zip(("first: ", "second: "), halves(row)))
 
 
 class LearnsCosines(Learns):
@@ -149,14 +142,6 @@ class LearnsCosines(Learns):
         return {path: json.dumps(content, indent=1) + "\n" for path, content in contents.items()}
 
 
-class CosineScores(NumberScores):
-    """Metrics of predicted cosines, where there are labels."""
-
-    def __init__(self, objective: "SentenceSimilarity", data: Data, keeps_scores: bool = False):
-        super().__init__(objective, data, keeps_scores)
-        self.predicts = "" if objective.settings.label_field is None else "row"
-
-
 class AnswersVectors(Answers):
     """How similar two texts are, or the vector of one."""
 
@@ -180,11 +165,11 @@ class SentenceSimilarity(LabelledTextTask):
     name = "sentence_similarity"
     taught = "vectors"
     Settings = SentenceSimilaritySettings
-    Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsCosines, CosineScores, AnswersVectors
+    Reads, Learns, Scores, Answers = ReadsSeparateTexts, LearnsCosines, NumberScores, AnswersVectors
     auto_class = AnswersVectors.head
     families = ("encoder",)
     unused_weights = ("pooler.",)
-    compares = "numbers"
+    compares = unsmoothed = "numbers"
     default_metrics = ("pearson", "spearman")
     words = replace(
         LabelledTextTask.words,
@@ -214,7 +199,6 @@ class SentenceSimilarity(LabelledTextTask):
             raise UserError(
                 f"evaluation.best_metric={evaluation.best_metric} needs labels, but task.label_field=null; write loss"
             )
-        refuse_smoothing(self)
         super().check()
 
     @property
@@ -234,9 +218,6 @@ class SentenceSimilarity(LabelledTextTask):
                 f"model.name_or_path={self.recipe.model.name_or_path} is an encoder-decoder, which gives no vectors of "
                 f"a text alone; {self.setting} takes an encoder"
             )
-
-    def encoding(self) -> SeparateTexts:
-        return SeparateTexts(self.settings)
 
     def planned(self) -> Planned:
         """No pooling layer in a fresh model, as it would not be trained."""

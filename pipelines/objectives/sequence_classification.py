@@ -1,15 +1,8 @@
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..plugins import register_objective
 from .answering import OF_SCORES
-from .class_labels import (
-    ClassLabels,
-    ClassSettings,
-    LearnsClasses,
-    check_classes,
-    find_classes,
-)
+from .class_labels import ClassSettings, LearnsClasses
 from .class_scores import ClassScores
 from .label_values import the_value
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
@@ -32,10 +25,3 @@ class SequenceClassification(LabelledTextTask):
     Settings = SequenceClassificationSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsClasses, ClassScores, AnswersTexts
     classes_in = staticmethod(the_value)
-
-    def check(self) -> None:
-        super().check()
-        check_classes(self)
-
-    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> ClassLabels:
-        return find_classes(reads, sources, cache)

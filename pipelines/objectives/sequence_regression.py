@@ -13,7 +13,6 @@ from ..data.batch_keys import IGNORE_INDEX
 from ..errors import UserError
 from ..lazy import torch
 from ..plugins import register_objective
-from ..recipes.introspection import check_beside
 from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
@@ -94,9 +93,11 @@ class Numbers:
 
 
 class NumberScores(Scores):
-    """Metrics of predicted numbers."""
+    """Metrics of predicted numbers, where there are labels."""
 
-    predicts = "row"
+    @property
+    def predicts(self) -> str:
+        return "row" if self.settings.label_field is not None else ""
 
     def predictions(self, logits, labels):
         """(B, 1) and (B,) -> (B, 2): the predicted number and the label of each row."""
@@ -125,13 +126,9 @@ class SequenceRegression(LabelledTextTask):
     name = "sequence_regression"
     Settings = SequenceRegressionSettings
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsNumber, NumberScores, AnswersTexts
-    compares = asks_for = "numbers"
+    compares = asks_for = unsmoothed = "numbers"
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
-
-    def check(self) -> None:
-        refuse_smoothing(self)
-        super().check()
 
     def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Numbers:
         """Raises UserError for a model that is measured and has more than one output."""
@@ -148,9 +145,3 @@ class SequenceRegression(LabelledTextTask):
 
     def planned(self) -> Planned:
         return replace(super().planned(), fields={"num_labels": 1})
-
-
-def refuse_smoothing(objective: LabelledTextTask) -> None:
-    """Raise UserError for label smoothing of numbers."""
-    rows = [("label_smoothing_factor", True, "has no effect on numbers; remove it")]
-    check_beside("training", objective.recipe.training, rows)

@@ -23,6 +23,7 @@ class TagLabels(ClassLabels):
     """The tags of words. scheme: how those of the data mark entities."""
 
     counted: str = "tags"
+    problem_type: str | None = None
     scheme: str = "plain"
 
     def of(self, row: dict, place: str, account: Account | None = None) -> list[str]:

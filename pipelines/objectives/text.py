@@ -2,11 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import UserError
+from ..plugins import METRICS
 from ..positions import UNLIMITED, most_positions
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
@@ -16,7 +17,7 @@ from .base import Objective
 from .data import Data, ModelFacts
 from .learns import Learns
 from .reads import Reads
-from .scores import Scores
+from .scores import OF_PART, Scores
 from .tokens import Tokens, check_prompts, pad_token_id, train_or_load
 
 if TYPE_CHECKING:
@@ -208,9 +209,20 @@ class PerplexityScores(Scores):
     def of_pass(
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
-        from .perplexity import metrics_of_losses
+        """Those that follow from losses, of all rows and of each part: {"perplexity": 9.5, "perplexity_a": 8}."""
+        from .perplexity import TokenLosses
 
-        return metrics_of_losses(self.tokenizer, metrics, result, rows, train)
+        train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
+        losses = TokenLosses(result["nll"], result["predictions"], rows, train, self.tokenizer)
+        of_losses = {name: METRICS[name] for name in metrics if METRICS[name].of_losses is not None}
+        chosen = {name: row for name, row in of_losses.items() if train is not None or not row.needs_train}
+        results = {name: row.of_losses(losses) for name, row in chosen.items()}
+        for part in [name for name in result if name.startswith(OF_PART)]:
+            of_part, suffix = replace(losses, nll=result[part], predictions=1.0), part.removeprefix(OF_PART)
+            of_mean = {name: row for name, row in chosen.items() if not row.whole_text}
+            results |= {part: result[part]}
+            results |= {f"{name}_{suffix}": row.of_losses(of_part) for name, row in of_mean.items()}
+        return results
 
 
 class Continues(Answers):
@@ -222,7 +234,7 @@ class Continues(Answers):
 
     def check_prompts(self, most: int) -> None:
         prompts = self.recipe.evaluation.sample_prompts
-        check_prompts(prompts, [len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts], most)
+        check_prompts([len(self.tokenizer(prompt)["input_ids"]) for prompt in prompts], most)
 
     def samples(self, finished, splits, scored):
         from ..generation import continue_text

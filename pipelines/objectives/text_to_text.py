@@ -163,9 +163,6 @@ class TextToText(WritingTask):
         section = self.settings
         return [section.source, section.answers, labels.names if labels else [], section.step]
 
-    def texts_key(self, labels: Answerables | None) -> dict[str, Any]:
-        return {"rendered": self.encoding_key(labels)}
-
     # ---- metrics
 
     @property

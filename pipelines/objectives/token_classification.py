@@ -24,10 +24,8 @@ from .base import TOKENS, Objective
 from .class_labels import (
     LearnsClasses,
     NamedClassSettings,
-    check_classes,
     find_classes,
     names_of_outputs,
-    try_classes,
 )
 from .class_scores import ClassScores, Judged, texts_of_row
 from .data import Data
@@ -104,7 +102,7 @@ class ReadsTags(ReadsExamples):
         return data
 
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> TagLabels:
-        labels = find_classes(self, sources, cache, classes_in=self._tags_in, learned=self._learned, kind=TagLabels)
+        labels = find_classes(self, sources, cache, learned=self._learned, kind=TagLabels)
         return replace(labels, scheme=self._scheme(labels.classes.names))
 
     def _scheme(self, names: list[str]) -> str:
@@ -118,18 +116,13 @@ class ReadsTags(ReadsExamples):
         as_they_are = has_learned and sorted(names_of_outputs(self.objective.facts.config)) == sorted(names)
         return names if as_they_are else list(dict.fromkeys(map(spelled, names)))
 
-    def _tags_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
+    def classes_in(self, value: Any, place: str) -> Iterable[tuple[str, Any]]:
         value = list_in(value)
         if not isinstance(value, list):
             raise UserError(
                 f"task.tags_field={self.settings.tags_field!r}: {place} holds {held(value)}, not a list of tags"
             )
         return [(f"{place}, tag {number}", tag) for number, tag in enumerate(value, start=1)]
-
-    def try_examples(self, examples: "list[Example]", data: Data | None) -> None:
-        super().try_examples(examples, data)
-        if data is None:
-            try_classes(self.settings, examples, self._tags_in)
 
     def rows(
         self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
@@ -219,14 +212,6 @@ class ReadsTags(ReadsExamples):
         console.rule(f"sentence {number}: {len(ids)} tokens, {sum(tag is not None for tag in tags)} tags", align="left")
         pieces = tagged_pieces(ids, tags, kinds, data.tokenizer, self.settings.labelled_token == "first")
         console.print(tokens_text(console, pieces))
-
-
-class LearnsTags(LearnsClasses):
-    """The names of the tags in the model's config."""
-
-    def config_fields(self) -> dict[str, Any]:
-        """Without a problem_type; `pipeline()` answers with the names of the tags, and makes entities of them."""
-        return {name: value for name, value in super().config_fields().items() if name != "problem_type"}
 
 
 class TagScores(ClassScores):
@@ -350,7 +335,7 @@ class TokenClassification(Objective):
     name = "token_classification"
     section = "task"
     Settings = TokenClassificationSettings
-    Reads, Learns, Scores, Answers = ReadsTags, LearnsTags, TagScores, AnswersTags
+    Reads, Learns, Scores, Answers = ReadsTags, LearnsClasses, TagScores, AnswersTags
     auto_class = AnswersTags.head
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none"})
     compares, gives = "tags", ("prediction", "scores")
@@ -359,7 +344,3 @@ class TokenClassification(Objective):
     words = replace(
         PREDICTS, row="sentence", loss="nats per word", example=your_sentence, hub_task="token-classification"
     )
-
-    def check(self) -> None:
-        super().check()
-        check_classes(self)

@@ -165,9 +165,9 @@ def need_offsets(objective: "Objective", tokenizer: Any) -> None:
         )
 
 
-def check_prompts(prompts: Sequence[str], lengths: Sequence[int], most: int) -> None:
+def check_prompts(lengths: Sequence[int], most: int) -> None:
     """Raise UserError for one of evaluation.sample_prompts that leaves a model of `most` positions no room."""
-    for number, (_, tokens) in enumerate(zip(prompts, lengths, strict=True)):
+    for number, tokens in enumerate(lengths):
         if tokens >= most:
             raise UserError(
                 f"evaluation.sample_prompts.{number} has {tokens} tokens, but the model has {most} positions; "

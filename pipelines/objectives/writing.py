@@ -23,7 +23,7 @@ from .example_reads import ReadsExamples, stored
 from .learns import Learns
 from .scores import Scored, Scores
 from .showing import show_source_and_target
-from .tokens import Tokens, need_tokens, train_or_load
+from .tokens import Tokens, need_tokens, padding_collator, train_or_load
 
 
 @dataclass
@@ -78,12 +78,6 @@ class WritingTask(Objective):
     def encoding_key(self, labels: Any) -> list:
         """Further settings that the texts and the encoded examples depend on, as JSON."""
         return []
-
-    def texts_key(self, labels: Any) -> dict[str, Any]:
-        """What the texts on which a tokenizer is trained depend on beside the examples, as JSON."""
-        key = self.encoding_key(labels)
-        columns = self.sources() | {"target_field": self.settings.target_field}
-        return {"texts": columns} | ({"encoding": key} if key else {})
 
     # ---- the recipe
 
@@ -184,7 +178,8 @@ class ReadsToWrite(ReadsExamples):
         def render(place: str, row: dict) -> list[str]:
             return [task.read(self, row, place), task.answer(self, row, place, labels)[0]]
 
-        return ExampleTexts(source, render, task.texts_key(labels))
+        key = task.encoding_key(labels)
+        return ExampleTexts(source, render, {"texts": self.columns()} | ({"encoding": key} if key else {}))
 
     def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
         """Raises UserError for an answer that is no class, and for a tokenizer that cannot write one."""
@@ -222,9 +217,6 @@ class ReadsToWrite(ReadsExamples):
             }
             yield {"input_ids": ids, "labels": labels, "source": source, "target": reference, "facts": facts}
 
-    def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
-        return pair_collator(data.tokenizer)
-
     def describe(self, data: Data, rows: Rows) -> str:
         facts = rows.facts
         number, target = facts["examples"], facts["target_tokens"]
@@ -235,12 +227,6 @@ class ReadsToWrite(ReadsExamples):
         )
 
     show = show_source_and_target
-
-
-def pair_collator(tokenizer) -> Callable[[list[dict]], dict]:
-    from ..data.length_batching import PaddingCollator
-
-    return PaddingCollator(tokenizer.pad_token_id)
 
 
 # ---- the model
@@ -294,7 +280,7 @@ class WritesTexts(Answers):
         """The texts that the model writes for `ids`, token ids of texts, in their order, by its generation config."""
         from ..data.length_batching import batches_by_tokens
 
-        model, collate, texts = finished.model, pair_collator(self.tokenizer), {}
+        model, collate, texts = finished.model, padding_collator(self.tokenizer), {}
         for batch in watch(batches_by_tokens(range(len(ids)), finished.batch_size, lambda number: len(ids[number]))):
             inputs = collate([{"input_ids": torch.as_tensor(ids[number])} for number in batch])
             with torch.inference_mode():

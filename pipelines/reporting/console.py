@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 PIPE_WIDTH = 220  # characters; a pipe has no width
 
@@ -28,24 +27,15 @@ def print_table(
 
     numbers: the columns that are aligned to the right.
     """
+    from rich.table import Column, Table
     from rich.text import Text
 
-    console, table = wide_console(soft_wrap=True), table_of(columns, numbers)
+    console = wide_console(soft_wrap=True)
+    table = Table(*(Column(Text(name)) for name in columns), show_edge=False)
+    for column in table.columns[numbers]:
+        column.justify = "right"
     for row in rows:
         table.add_row(*map(Text, row))
     console.print(title, markup=False)
     console.print(table)
     return console
-
-
-def table_of(columns: Sequence[str], numbers: slice, title: str | None = None) -> "Table":
-    """A table without rows; numbers: the columns that are aligned to the right."""
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    table = Table(
-        *(Column(Text(name)) for name in columns), title=title, title_justify="left", title_style="", show_edge=False
-    )
-    for column in table.columns[numbers]:
-        column.justify = "right"
-    return table

@@ -100,7 +100,8 @@ def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
     assert logits.shape[-1] == len(palette.clusters)
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
     torch.testing.assert_close(model(**batch).loss, wanted)
-    bits = data.scores().of_pass(["bits_per_pixel"], {"loss": wanted.item()}, rows["test"], None)
+    result = {"nll": 2 * wanted.item(), "predictions": 2}
+    bits = data.scores().of_pass(["bits_per_pixel"], result, rows["test"], None)
     assert bits["bits_per_pixel"] == pytest.approx(wanted.item() / np.log(2))
 
 
