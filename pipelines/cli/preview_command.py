@@ -2,9 +2,11 @@
 
 import sys
 from contextlib import nullcontext, redirect_stdout
+from itertools import islice
 from os.path import expanduser
 from pathlib import Path
 
+from ..errors import UserError
 from ..storage.json_text import json_text
 from .output import print_facts, quoted, refuse_json, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of
@@ -39,16 +41,31 @@ def run(args) -> None:
 
 
 def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -> None:
-    """Show `rows` rows of the training data of a recipe, on the output, as JSON or in a page; nothing is trained."""
+    """Show `rows` rows of the training data of a recipe, on the output, as JSON or in a page; nothing is trained.
+
+    Where no model is there yet to go on from, conversations are printed as texts.
+    """
     from rich.console import Console
 
     from ..data.account_words import came_in
+    from ..generation import locate_model
+    from ..objectives.chats import ChatTask
     from ..objectives.prepare import describe_data, prepare_data
     from ..objectives.showing import legend, row_values
+    from ..plugins import objective_of
     from ..reporting.training_rows import write_rows
 
     coloured = {} if page is None else {"force_terminal": True, "color_system": "standard", "no_color": False}
     console = Console(highlight=False, soft_wrap=True, **coloured)
+    objective, model = objective_of(recipe), recipe.model.name_or_path
+    if model is not None and isinstance(objective, ChatTask) and page is None and not as_json:
+        try:
+            locate_model(model, "model.name_or_path")
+            objective.facts.config  # noqa: B018
+        except UserError as missing:
+            preview_texts(console, objective.for_rows(), rows)
+            print(f"\ntokens and training need the model; {missing}")
+            return
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         data = prepare_data(recipe, progress=sys.stdout.isatty())
     train = data.rows["train"]
@@ -65,3 +82,24 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
     if page is not None:
         size = write_rows(Path(page), recipe.name, captured.get(), is_picture=data.tokenizer is None)
         print(f"written to {page} ({size / 1e6:.2f} MB); open it in a browser")
+
+
+def preview_texts(console, objective, rows: int) -> None:
+    """Print the first training examples of conversations as texts, for which no tokenizer is needed."""
+    from ..data.account_words import lines
+    from ..objectives.prepare import leaves_out
+    from ..objectives.showing import legend
+
+    reads = objective.Reads(objective)
+    sources = {"train": reads.open()["train"]}
+    try:
+        reads.try_examples(sources["train"], None)
+    except UserError as error:
+        if not leaves_out(reads, sources, error, None):
+            raise
+        reads.try_examples(sources["train"], None)
+    came_in = [*objective.recognised, *lines(sources["train"].account())]
+    print_facts(console, [("train, what came in", "\n".join(came_in))])
+    console.print(legend("texts, [unpredicted]underlined[/] (without colours in [[ ]]) what is learned"))
+    for number, (place, row) in enumerate(islice(sources["train"], rows)):
+        reads.show_texts(console, number, place, row)

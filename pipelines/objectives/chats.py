@@ -25,8 +25,9 @@ from .chat_rows import ChatRows, Encoded, Turns
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
-from .messages import ROLES, TOOLS, Chat, Conversations, Learned
+from .messages import ROLES, TOOLS, Chat, Conversations, Learned, is_learned
 from .reads import Reads
+from .showing import NOT_PREDICTED, tokens_text
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
 if TYPE_CHECKING:
@@ -72,11 +73,12 @@ class ChatSettings(ObjectiveSettings):
 class ReadsChats(Reads):
     """Rows of conversations. A subclass says which columns hold answers, and makes rows from encoded conversations.
 
-    _noun: what an example is, in words. _columns: {column: type} of a training row, as schema_of takes them. _turns,
-    _mend: as ChatRows.encode takes them. The data's labels are the ChatRows.
+    _noun: what an example is, in words; _answers: what its conversations are. _columns: {column: type} of a training
+    row, as schema_of takes them. _turns, _mend: as ChatRows.encode takes them. The data's labels are the ChatRows.
     """
 
     _noun: ClassVar[str] = "conversation"
+    _answers: ClassVar[tuple[str, ...]] = ("conversation",)
     _columns: ClassVar[dict[str, str]]
     _turns: Turns = "together"
     _mend: ClassVar[str]
@@ -185,6 +187,20 @@ class ReadsChats(Reads):
                 rows[-1]["cut"] |= len(rows) < len(tried)
             made.append(rows)
         return made
+
+    def show_texts(self, console: Any, number: int, place: str, row: dict) -> None:
+        """Print an example before there is a tokenizer: what its conversations share, then the rest of each."""
+        chats = self._conversations(Conversations(self.settings, Account()), place, row)
+        shared = chats[-1].repeated
+        said = [("prompt", chats[0][:shared])] * bool(shared)
+        console.rule(f"{self._noun} {number}", align="left")
+        for name, messages in [*said, *((name, chat[shared:]) for name, chat in zip(self._answers, chats))]:
+            pieces = [(f"{name}:", "bold", False)]
+            for message in messages:
+                text = message["content"] + "".join(map(str, message.get("tool_calls", ())))
+                style = NOT_PREDICTED if is_learned(message) else ""
+                pieces += [(f" {message['role']}: ", "dim", False), (text, style, is_learned(message))]
+            console.print(tokens_text(console, pieces))
 
     def _facts(self, made: list[list[dict[str, Any]]]) -> dict:
         """Counts of the rows of some examples, and of examples without a row."""

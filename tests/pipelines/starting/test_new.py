@@ -1,5 +1,6 @@
 """`anyformer new`: the right task for files as people have them, and a recipe that runs."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -61,11 +62,31 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
     recipe = load_recipe("recipe.yaml")
     assert recipe.learned.name == task
     assert len(text.splitlines()) <= MOST_LINES and max(map(len, text.splitlines())) < 400
-    assert ("what came in" in said) != (name in NEEDS_A_MODEL)
+    assert "what came in" in said
     assert ("first: anyformer train quickstart" in said) == (name in NEEDS_A_MODEL)
     assert "anyformer train recipe.yaml" in said
     has_validation = recipe.data.validation_files or recipe.data.share_held_back > 0
     assert has_validation and recipe.evaluation.every_steps == "epoch"
+
+
+@pytest.mark.parametrize("name", NEEDS_A_MODEL)
+def test_pairs_are_shown_as_texts_where_no_model_is_there_to_prefer_with(name, folder, capsys):
+    path = given_file(name, folder)
+    pairs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert cli.main(["new", str(path)]) == 0
+    first = capsys.readouterr().out
+    assert cli.main(["preview", "recipe.yaml", "--rows", "1"]) == 0
+    for rows, said in ((2, first), (1, capsys.readouterr().out)):
+        assert said.count("chosen: ") == said.count("rejected: ") == said.count("prompt: ") == rows
+        assert "nats" not in said and "[[" + last_of(pairs[0]["chosen"]) + "]]" in said
+        assert f"prompt: user: {pairs[0]['prompt']}\n" in said
+        (missing,) = re.findall("training need the model; .+", said)
+        assert "no such folder; anyformer train quickstart makes runs/quickstart" in missing
+
+
+def last_of(answer) -> str:
+    """The text of an answer that is a text or ends a conversation."""
+    return answer if isinstance(answer, str) else answer[-1]["content"]
 
 
 @pytest.mark.parametrize(
