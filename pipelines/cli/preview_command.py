@@ -41,10 +41,7 @@ def run(args) -> None:
 
 
 def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -> None:
-    """Show `rows` rows of the training data of a recipe, on the output, as JSON or in a page; nothing is trained.
-
-    Where no model is there yet to go on from, conversations are printed as texts.
-    """
+    """Show `rows` rows of the training data of a recipe, on the output, as JSON or in a page; nothing is trained."""
     from rich.console import Console
 
     from ..data.account_words import came_in
@@ -57,10 +54,11 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
 
     coloured = {} if page is None else {"force_terminal": True, "color_system": "standard", "no_color": False}
     console = Console(highlight=False, soft_wrap=True, **coloured)
-    objective, model = objective_of(recipe), recipe.model.name_or_path
-    if model is not None and isinstance(objective, ChatTask) and page is None and not as_json:
+    objective = objective_of(recipe)
+    if isinstance(objective, ChatTask) and page is None and not as_json:
         try:
-            locate_model(model, "model.name_or_path")
+            if recipe.model.name_or_path is not None:
+                locate_model(recipe.model.name_or_path, "model.name_or_path")
             objective.facts.config  # noqa: B018
         except UserError as missing:
             preview_texts(console, objective.for_rows(), rows)
@@ -85,21 +83,15 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
 
 
 def preview_texts(console, objective, rows: int) -> None:
-    """Print the first training examples of conversations as texts, for which no tokenizer is needed."""
+    """Print the first conversations of the training data as texts, where there is no model yet and so no tokenizer."""
     from ..data.account_words import lines
-    from ..objectives.prepare import leaves_out
+    from ..data.bad_rows import bad_rows_of, leave_out
     from ..objectives.showing import legend
 
     reads = objective.Reads(objective)
-    sources = {"train": reads.open()["train"]}
-    try:
-        reads.try_examples(sources["train"], None)
-    except UserError as error:
-        if not leaves_out(reads, sources, error, None):
-            raise
-        reads.try_examples(sources["train"], None)
-    came_in = [*objective.recognised, *lines(sources["train"].account())]
-    print_facts(console, [("train, what came in", "\n".join(came_in))])
+    source = reads.open()["train"]
+    leave_out(source, bad_rows_of(source, lambda examples: reads.try_examples(examples, None)))
+    print_facts(console, [("train, what came in", "\n".join([*objective.recognised, *lines(source.account())]))])
     console.print(legend("texts, [unpredicted]underlined[/] (without colours in [[ ]]) what is learned"))
-    for number, (place, row) in enumerate(islice(sources["train"], rows)):
+    for number, (place, row) in enumerate(islice(source, rows)):
         reads.show_texts(console, number, place, row)

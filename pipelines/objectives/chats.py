@@ -20,7 +20,7 @@ from ..words import at_limit, counted
 from .answering import continuations
 from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
-from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed
+from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed, form_of
 from .chat_rows import ChatRows, Encoded, Turns
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
@@ -73,12 +73,11 @@ class ChatSettings(ObjectiveSettings):
 class ReadsChats(Reads):
     """Rows of conversations. A subclass says which columns hold answers, and makes rows from encoded conversations.
 
-    _noun: what an example is, in words; _answers: what its conversations are. _columns: {column: type} of a training
-    row, as schema_of takes them. _turns, _mend: as ChatRows.encode takes them. The data's labels are the ChatRows.
+    _noun: what an example is, in words. _columns: {column: type} of a training row, as schema_of takes them. _turns,
+    _mend: as ChatRows.encode takes them. The data's labels are the ChatRows.
     """
 
     _noun: ClassVar[str] = "conversation"
-    _answers: ClassVar[tuple[str, ...]] = ("conversation",)
     _columns: ClassVar[dict[str, str]]
     _turns: Turns = "together"
     _mend: ClassVar[str]
@@ -110,7 +109,11 @@ class ReadsChats(Reads):
         `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
         """
 
-    open = open_columns
+    def open(self) -> "dict[str, Examples]":
+        sources = open_columns(self)
+        for examples in sources.values():
+            examples.source.view.says = form_of
+        return sources
 
     def texts(self, source: "Examples") -> Corpus:
         from ..data.examples import ExampleTexts
@@ -191,10 +194,12 @@ class ReadsChats(Reads):
     def show_texts(self, console: Any, number: int, place: str, row: dict) -> None:
         """Print an example before there is a tokenizer: what its conversations share, then the rest of each."""
         chats = self._conversations(Conversations(self.settings, Account()), place, row)
-        shared = chats[-1].repeated
-        said = [("prompt", chats[0][:shared])] * bool(shared)
+        parts = {"conversation": chats[0]}
+        if len(chats) > 1:
+            shared = chats[1].repeated
+            parts = {"prompt": chats[0][:shared], "chosen": chats[0][shared:], "rejected": chats[1][shared:]}
         console.rule(f"{self._noun} {number}", align="left")
-        for name, messages in [*said, *((name, chat[shared:]) for name, chat in zip(self._answers, chats))]:
+        for name, messages in parts.items():
             pieces = [(f"{name}:", "bold", False)]
             for message in messages:
                 text = message["content"] + "".join(map(str, message.get("tool_calls", ())))

@@ -55,7 +55,7 @@ class ReadsPairs(ReadsChats):
 
     legend = AS_READ
 
-    _noun, _answers = "pair", PARTS
+    _noun = "pair"
     _mend = "learns=last_answer"
     _columns = {"input_ids": "int32[]", "labels": "int32", BETWEEN: "int32[]"} | dict.fromkeys(PLACES, "int32")
 

@@ -206,9 +206,10 @@ class Prediction:
         """The rows of a part with their answers, or with the reason why they have none."""
         inputs, answers = [self.asked(place, row) for place, row in part], []
         found = iter(self._found(finished, [one for one in inputs if not isinstance(one, UserError)]))
-        for (_, row), one in zip(part, inputs):
+        for (place, row), one in zip(part, inputs):
             given = one if isinstance(one, UserError) else next(found)
-            none = {"prediction": None, "reason": str(given)}
+            number = re.sub(r".*, (?=\w+ \d+$)", "", place, flags=re.DOTALL)  # without the path, which --out stands for
+            none = {"prediction": None, "reason": str(given).replace(place, number)}
             answer = none if isinstance(given, UserError) else self.shown.answer(given)
             copied = {} if isinstance(row, UserError) else self._copied(row)
             # What JSON cannot hold: numpy numbers become Python's, everything else, such as a date, a text.

@@ -62,7 +62,7 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
     recipe = load_recipe("recipe.yaml")
     assert recipe.learned.name == task
     assert len(text.splitlines()) <= MOST_LINES and max(map(len, text.splitlines())) < 400
-    assert "what came in" in said
+    assert "what came in" in said and "raise task.max_length" not in said
     assert ("first: anyformer train quickstart" in said) == (name in NEEDS_A_MODEL)
     assert "anyformer train recipe.yaml" in said
     has_validation = recipe.data.validation_files or recipe.data.share_held_back > 0
@@ -138,6 +138,9 @@ UNREADABLE = {
     "title.csv": b"Feedback of March;;\n;;\nDate;Text;Label\n" + b"2026-03-01;it is so good;a\n" * 20,
     "fasttext.txt": b"__label__ham how are you today\n__label__spam you won a prize\n" * 20,
     "speech.wav": b"RIFF",
+    "telegram.json": json.dumps(
+        {"name": "us", "id": 7, "messages": [{"id": n, "from": "Ann", "text": "see you soon"} for n in range(30)]}
+    ).encode(),
     "from_one.csv": b"question,option1,option2,answer\n"
     + b"what is it now?,this one,that one,1\nand who was it?,he there,she there,2\n" * 20,
     "spans.jsonl": b'{"text": "Anna saw it with her own eyes", "label": [[0, 4, "PER"]]}\n' * 3,
@@ -192,6 +195,11 @@ def test_what_is_found_of_a_file_is_written_where_it_can_be_changed(folder):
     assert parse_yaml(text, "")["task"]["merge_labels"] is True  # Abrechnung, abrechnung
     assert re.search(r"# tokens: half of the texts .* 95 % \d+", text)
     assert re.search(r"# .*Abrechnung \d+.*\n  label_field: Abteilung\n", text)
+
+
+def test_what_is_asked_is_read_and_what_is_answered_is_written(folder):
+    task = parse_yaml(start(str(given_file("german_questions_and_answers", folder))).text, "")["task"]
+    assert (task["source"], task["target_field"]) == ("{Frage}", "Antwort")
 
 
 def test_files_of_a_folder_become_splits_and_the_others_are_named(folder):
