@@ -191,7 +191,8 @@ def choices(table: Table) -> Iterator[Guess]:
     found: list[tuple[Any, int]] = [(names, len(names)) for stem, names in stems.items() if len(names) > 1 + (not stem)]
     for column in table.columns.values():
         sizes = {len(value) for value in column.lists if re.search("choice|option|ending", column.name, re.IGNORECASE)}
-        found += [(column.name, *sizes)] if len(sizes) == 1 and max(map(len, column.counts)) > 2 else []  # no letters
+        are_texts = any(len(text) > 2 for text in column.counts)  # and no letters
+        found += [(column.name, *sizes)] if len(sizes) == 1 and are_texts else []
     for these, size in found:
         texts = [column for column in texts_of(table) if column.name not in these][:2]
         texts = sorted(texts, key=lambda column: (not column.hint("questions"), column.words))

@@ -143,6 +143,7 @@ UNREADABLE = {
     ).encode(),
     "from_one.csv": b"question,option1,option2,answer\n"
     + b"what is it now?,this one,that one,1\nand who was it?,he there,she there,2\n" * 20,
+    "batch.jsonl": b'{"request": {"n": 1}, "response": {"choices": [{"message": {"n": 1}}]}}\n' * 9,
     "spans.jsonl": b'{"text": "Anna saw it with her own eyes", "label": [[0, 4, "PER"]]}\n' * 3,
 }
 
