@@ -46,7 +46,6 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
 
     from ..data.account_words import came_in
     from ..generation import locate_model
-    from ..objectives.chats import ChatTask
     from ..objectives.prepare import describe_data, prepare_data
     from ..objectives.showing import legend, row_values
     from ..plugins import objective_of
@@ -55,7 +54,7 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
     coloured = {} if page is None else {"force_terminal": True, "color_system": "standard", "no_color": False}
     console = Console(highlight=False, soft_wrap=True, **coloured)
     objective = objective_of(recipe)
-    if isinstance(objective, ChatTask) and page is None and not as_json:
+    if hasattr(objective.Reads, "show_texts") and page is None and not as_json:
         try:
             if recipe.model.name_or_path is not None:
                 locate_model(recipe.model.name_or_path, "model.name_or_path")
