@@ -54,7 +54,7 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
     coloured = {} if page is None else {"force_terminal": True, "color_system": "standard", "no_color": False}
     console = Console(highlight=False, soft_wrap=True, **coloured)
     objective = objective_of(recipe)
-    if hasattr(objective.Reads, "show_texts") and page is None and not as_json:
+    if objective.Reads.show_texts is not None and page is None and not as_json:
         try:
             if recipe.model.name_or_path is not None:
                 locate_model(recipe.model.name_or_path, "model.name_or_path")
@@ -90,7 +90,7 @@ def preview_texts(console, objective, rows: int) -> None:
     reads = objective.Reads(objective)
     source = reads.open()["train"]
     leave_out(source, bad_rows_of(source, lambda examples: reads.try_examples(examples, None)))
-    print_facts(console, [("train, what came in", "\n".join([*objective.recognised, *lines(source.account())]))])
+    print_facts(console, [("train, what came in", "\n".join(lines(source.account())))])
     console.print(legend("texts, [unpredicted]underlined[/] (without colours in [[ ]]) what is learned"))
     for number, (place, row) in enumerate(islice(source, rows)):
         reads.show_texts(console, number, place, row)
