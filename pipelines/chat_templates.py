@@ -15,8 +15,9 @@ RESULT = {"role": "tool", "name": "get_rain", "tool_call_id": "call00001", "cont
 PLACE = {"type": "object", "properties": {"place": {"type": "string", "description": "a place"}}, "required": ["place"]}
 ABOUT = {"name": "get_rain", "description": "Rain of a place.", "parameters": PLACE}
 TOOL = {"type": "function", "function": ABOUT}
-# What of tools a conversation may hold: (messages, variables, what a template that writes it has written).
+# What a conversation may hold beside questions: (messages, variables, what a template that writes it has written).
 PROBES: dict[str, tuple[list[dict], dict[str, Any], str]] = {
+    "system messages": ([{"role": "system", "content": "only in rhymes"}, ASK], {}, "only in rhymes"),
     "tools": ([ASK], {"tools": [TOOL]}, "get_rain"),
     "calls of tools": ([ASK, CALL], {}, "Oslo"),
     "results of tools": ([ASK, CALL, RESULT], {}, "twelve drops"),
@@ -42,8 +43,9 @@ class ChatTemplate:
         return self._apply(messages, self.takes_parts, self.takes_text, **options)
 
     def dropped(self, messages: Sequence[dict[str, Any]], variables: dict[str, Any]) -> str | None:
-        """What a conversation holds of tools that the template would leave out without a word; None: nothing."""
+        """What of PROBES a conversation holds and the template would leave out without a word; None: nothing."""
         held = {
+            "system messages": any(message["role"] == "system" for message in messages),
             "tools": bool(variables.get("tools")),
             "calls of tools": any("tool_calls" in message for message in messages),
             "results of tools": any(message["role"] == "tool" for message in messages),

@@ -210,7 +210,7 @@ def ids_of_question(tokenizer, messages: Sequence[dict[str, Any]], tools: Sequen
     """
     name, template, variables = tokenizer.name_or_path, ChatTemplate(tokenizer), {"tools": [*tools]} if tools else {}
     if not tokenizer.chat_template:
-        raise UserError(f"--chat: the tokenizer of MODEL={name} has no chat template; leave out --chat")
+        raise UserError(f"MODEL={name} has no chat template, which --chat, --system and --tools need; leave them out")
     if dropped := template.dropped(messages, variables):
         raise UserError(
             f"--chat: the chat template of MODEL={name} does not write {dropped}, so that the model would not read "

@@ -114,6 +114,29 @@ def tickets_of_a_german_spreadsheet(folder):
     return path
 
 
+@written("sequence_regression")
+def german_grades_with_decimal_commas(folder):
+    words = Words()
+    rows = [
+        {"Nr.": index + 1, "Aufsatz": f"{words.german()} {words.german()}", "Note": f"{1 + index % 4},{index * 7 % 10}"}
+        for index in range(80)
+    ]
+    path = folder / "noten.csv"
+    path.write_text(as_csv(rows, ";"), encoding="utf-8")
+    return path
+
+
+@shape("sequence_classification", "bewertungen.csv")
+def german_stars_beside_a_price(words, index):
+    text = f'{words.german()}\nEr sagte: "Nie wieder; wirklich!"\n'
+    return {"Datum": f"{1 + index % 28:02}.03.2026", "Text": text, "Preis": f"{index % 40},5", "Sterne": 1 + index % 5}
+
+
+@shape("text_to_text", "faq.csv")
+def german_questions_and_answers(words, index):
+    return {"Frage": f"{words.german()}?", "Antwort": f"{words.german()} {words.german()}"}
+
+
 @shape("sequence_classification", "imdb.csv")
 def texts_and_numbered_labels(words, index):
     return {"text": words(3), "label": int(index >= 30)}  # sorted by class

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
-from ..errors import UserError
 from .generate_command import add_conversation, add_sampling
 from .output import say_loading
 from .parser import add_backends
@@ -39,8 +38,6 @@ def run(args) -> None:
     options = sampling | {"max_new_tokens": args.max_new_tokens, "do_sample": False if args.greedy else None}
     show = partial(print, end="", flush=True)
     model, tokenizer = load_writer(args.model, args.trust_remote_code, *backends)
-    if (begin or tools) and not tokenizer.chat_template:
-        raise UserError(f"--system and --tools need a chat template, and MODEL={args.model} has none; leave them out")
     if begin or tools:  # what its chat template cannot write is said before the first question
         ids_of_question(tokenizer, [*begin, {"role": "user", "content": "?"}], tools)
     converse(model, tokenizer, typed(), show, seed=args.seed, begin=begin, tools=tools, **options)

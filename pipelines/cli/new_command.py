@@ -38,10 +38,7 @@ def run(args) -> None:
     write_atomically(out, started.text)
     print(f"{out}\n{started.text}")
     recipe = load_recipe(str(out), trust_remote_code=args.trust_remote_code)
-    if started.beginning.is_here:
-        preview(recipe, 2)
-    else:
-        print(f"no rows are shown, as there is no {recipe.model.name_or_path}; {started.beginning.words}")
+    preview(recipe, 2)
     folder, name = quoted(recipe.training.output_dir), quoted(out)
     print(f"\nanyformer preview {name}    # more rows\nanyformer train {name}\nanyformer evaluate {folder} {name}")
     print(

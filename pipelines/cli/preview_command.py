@@ -2,9 +2,11 @@
 
 import sys
 from contextlib import nullcontext, redirect_stdout
+from itertools import islice
 from os.path import expanduser
 from pathlib import Path
 
+from ..errors import UserError
 from ..storage.json_text import json_text
 from .output import print_facts, quoted, refuse_json, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of
@@ -43,12 +45,24 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
     from rich.console import Console
 
     from ..data.account_words import came_in
+    from ..generation import locate_model
     from ..objectives.prepare import describe_data, prepare_data
     from ..objectives.showing import legend, row_values
+    from ..plugins import objective_of
     from ..reporting.training_rows import write_rows
 
     coloured = {} if page is None else {"force_terminal": True, "color_system": "standard", "no_color": False}
     console = Console(highlight=False, soft_wrap=True, **coloured)
+    objective = objective_of(recipe)
+    if objective.Reads.show_texts is not None and page is None and not as_json:
+        try:
+            if recipe.model.name_or_path is not None:
+                locate_model(recipe.model.name_or_path, "model.name_or_path")
+            objective.facts.config  # noqa: B018
+        except UserError as missing:
+            preview_texts(console, objective.for_rows(), rows)
+            print(f"\ntokens and training need the model; {missing}")
+            return
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         data = prepare_data(recipe, progress=sys.stdout.isatty())
     train = data.rows["train"]
@@ -65,3 +79,18 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
     if page is not None:
         size = write_rows(Path(page), recipe.name, captured.get(), is_picture=data.tokenizer is None)
         print(f"written to {page} ({size / 1e6:.2f} MB); open it in a browser")
+
+
+def preview_texts(console, objective, rows: int) -> None:
+    """Print the first conversations of the training data as texts, where there is no model yet and so no tokenizer."""
+    from ..data.account_words import lines
+    from ..data.bad_rows import bad_rows_of, leave_out
+    from ..objectives.showing import legend
+
+    reads = objective.Reads(objective)
+    source = reads.open()["train"]
+    leave_out(source, bad_rows_of(source, lambda examples: reads.try_examples(examples, None)))
+    print_facts(console, [("train, what came in", "\n".join(lines(source.account())))])
+    console.print(legend("texts, [unpredicted]underlined[/] (without colours in [[ ]]) what is learned"))
+    for number, (place, row) in enumerate(islice(source, rows)):
+        reads.show_texts(console, number, place, row)

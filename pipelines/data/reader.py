@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, Self
 
@@ -126,11 +126,13 @@ class TextView(View):
 class ExampleView(View):
     """An example: its place, and its row with every column under its full name, or the error of one it cannot use.
 
-    Without columns it is a row of which all are read. too_long: what errors say of a longer row.
+    Without columns it is a row of which all are read. too_long: what errors say of a longer row. says: (values of a row
+    that lacks a column) -> what it is instead, with which its place goes on in the error.
     """
 
     names_classes = True
     too_long = "longer than data.max_document_bytes allows"
+    says: Callable[[dict[str, Any]], str] | None = None
 
     def __init__(self, columns: dict[str, str], limits: Limits, where: str = "data"):
         super().__init__(columns, limits, where)
@@ -155,7 +157,7 @@ class ExampleView(View):
         try:
             cells = {c: with_class_names(cell(values, c), row.names.get(c)) for c in self.columns.values()}
         except KeyError:
-            return self.missing(cell_names(values), place)
+            return self.missing(cell_names(values), place if self.says is None else place + self.says(values))
         if not all_unicode(cells or values):  # a JSON escape can be one half of a surrogate pair
             return UserError(f"{field}: {place}: {NOT_UTF8}")
         return values | cells

@@ -200,6 +200,12 @@ def check_same_form(task: str, read: dict[str, str], first: str, rows: Sequence[
         raise UserError(f"{place} would be {form.words()}, and {how}")
 
 
+def form_of(row: dict[str, Any]) -> str:
+    """What an error says of a row that lacks a column: in which other form it is; "": in none."""
+    form = recognise([row])
+    return "" if form is None else f", which is of another form, {FORMS[form.name]} (bring both into one)"
+
+
 def _no_column(absent: dict[str, str], task: str, needed: dict[str, str], rows: Sequence, place: str) -> UserError:
     """The error for the first of some settings whose column is not there, or that are not what the rows are."""
     setting, column = next(iter(absent.items()))

@@ -109,7 +109,8 @@ class ChatRows(ChatTemplate):
 
         What has once changed a text is read by the template. Raises UserError where what is NEEDED is not written.
         """
-        unwritten, turns = self.dropped(chat, chat.variables), write(chat, place)
+        others = [message for message in chat if message["role"] != "system"]  # a system message is counted alone
+        unwritten, turns = self.dropped(others, chat.variables), write(chat, place)
         keys = {(message["role"], key) for message in chat for key in message if key not in ("role", "weight")}
         tries = {}
         for role, key in sorted(keys - self._read):

@@ -20,13 +20,14 @@ from ..words import at_limit, counted
 from .answering import continuations
 from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
-from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed
+from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed, form_of
 from .chat_rows import ChatRows, Encoded, Turns
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
-from .messages import ROLES, TOOLS, Chat, Conversations, Learned
+from .messages import ROLES, TOOLS, Chat, Conversations, Learned, is_learned
 from .reads import Reads
+from .showing import NOT_PREDICTED, tokens_text
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
 
 if TYPE_CHECKING:
@@ -110,7 +111,11 @@ class ReadsChats(Reads):
         `full` in it: one reaches max_length. `cut`: a part of an answer is beyond it.
         """
 
-    open = open_columns
+    def open(self) -> "dict[str, Examples]":
+        sources = open_columns(self)
+        for examples in sources.values():
+            examples.source.view.says = form_of
+        return sources
 
     def texts(self, source: "Examples") -> Corpus:
         from ..data.examples import ExampleTexts
@@ -187,6 +192,22 @@ class ReadsChats(Reads):
                 rows[-1]["cut"] |= len(rows) < len(tried)
             made.append(rows)
         return made
+
+    def show_texts(self, console: Any, number: int, place: str, row: dict) -> None:
+        """Print an example before there is a tokenizer: what its conversations share, then the rest of each."""
+        chats = self._conversations(Conversations(self.settings, Account()), place, row)
+        parts = {"conversation": chats[0]}
+        if len(chats) > 1:
+            shared = chats[1].repeated
+            parts = {"prompt": chats[0][:shared], "chosen": chats[0][shared:], "rejected": chats[1][shared:]}
+        console.rule(f"{self._noun} {number}", align="left")
+        for name, messages in parts.items():
+            pieces = [(f"{name}:", "bold", False)]
+            for message in messages:
+                text = message["content"] + "".join(map(str, message.get("tool_calls", ())))
+                style = NOT_PREDICTED if is_learned(message) else ""
+                pieces += [(f" {message['role']}: ", "dim", False), (text, style, is_learned(message))]
+            console.print(tokens_text(console, pieces))
 
     def _facts(self, made: list[list[dict[str, Any]]]) -> dict:
         """Counts of the rows of some examples, and of examples without a row."""

@@ -1,11 +1,13 @@
 """From a recipe to rows: its objective opens the sources, makes the tokenizer or image processor, and the rows."""
 
 import hashlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..data.account_words import listed
 from ..data.rows import Rows
 from ..errors import UserError
 from ..plugins import objective_of
@@ -18,6 +20,8 @@ from ..storage.contents import contents
 from .base import Objective, teaching_of
 from .data import Data, ModelFacts
 from .reads import Reads
+
+UNKNOWN = re.compile("of the unknown class '(.*?)'(?:;|$)", re.M)  # in an error about a label
 
 
 def prepare_data(
@@ -129,6 +133,12 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
     bad_rows = [bad_rows_of(one, lambda probe: reads.try_examples(probe, data)) for one in examples]
     whole = [one for one, rows in zip(examples, bad_rows) if rows and len(rows) == sum(1 for _ in one.numbered())]
     if len(whole) == len(examples):
+        sentences = "\n".join(row.sentence for rows in bad_rows for row in rows)
+        if data is not None and (unknown := list(dict.fromkeys(UNKNOWN.findall(sentences)))):
+            fault, known = str(error).partition(";")[0], data.labels.names
+            way_out = f"task.label_map='{{{unknown[0]}: {known[0]}, ...}}' says which is which"
+            both = f"labels {listed(unknown)}, classes {listed(known)}"
+            raise UserError(f"{fault}, and no row is of a known one: {both}; {way_out}") from None
         if way_out := "".join(one.source.none_usable() for one in examples[:1]):
             raise UserError(f"{str(error).rstrip('.')}{way_out}") from None
         return False

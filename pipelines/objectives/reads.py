@@ -61,6 +61,7 @@ class Reads(ABC):
 
     legend: str = ""
     classes_in: Callable | None = None
+    show_texts: Callable[..., None] | None = None  # prints an example where there is no tokenizer
 
     def __init__(self, objective: "Objective", facts: ModelFacts | None = None):
         self.objective, self.facts = objective, facts or objective.facts

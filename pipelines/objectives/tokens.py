@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
 from ..recipes.introspection import check_beside
-from ..recipes.recipe_files import chat_template_of
+from ..recipes.recipe_files import chat_template_of, shipped_yaml
 from ..recipes.schema import TokenizerSection
 from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
@@ -65,6 +65,8 @@ def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: boo
     tokenizer = train_or_load_tokenizer(section, texts, cache, progress=progress, trust_remote_code=trust)
     if section.chat_template is not None:
         tokenizer.chat_template = chat_template_of(section.chat_template)
+    if section.chat_template == "chatml_tools":  # of ours the one that writes calls: servers read them by it
+        tokenizer.response_template = shipped_yaml("chat_templates", "chatml_tools")
     return tokenizer
 
 

@@ -203,9 +203,9 @@ class Prediction:
         inputs, answers = [self.asked(place, row) for place, row in part], []
         asked = [one for one in inputs if not isinstance(one, UserError)]
         found = iter(tried(asked, lambda some: list(self.answers.predict(finished, some))))
-        for (_, row), one in zip(part, inputs):
+        for (place, row), one in zip(part, inputs):
             given = one if isinstance(one, UserError) else next(found)
-            none = {"prediction": None, "reason": str(given)}
+            none = {"prediction": None, "reason": str(given).replace(place, Path(place).name)}  # nobody's folders
             answer = none if isinstance(given, UserError) else self.shown.answer(given)
             copied = {} if isinstance(row, UserError) else self._copied(row)
             # What JSON cannot hold: numpy numbers become Python's, everything else, such as a date, a text.

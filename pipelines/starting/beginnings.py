@@ -42,9 +42,8 @@ def begin(task: str, languages: list[str | None]) -> Beginning:
         other = ", of English alone" if kind == "encoder" and not is_english else ""
         return Beginning({"name_or_path": path}, f"what is on this machine{other}; where the Hub is reached: {on_hub}")
     if objective.Settings.is_start_where_null is not None:  # fresh weights have no answers of which one is better
-        return Beginning(
-            {"name_or_path": RUN}, f"first: anyformer train quickstart; far better: {on_hub}", False, False
-        )
+        first = f"first: anyformer train quickstart; far better: {on_hub}"
+        return Beginning({"name_or_path": RUN}, first, is_here=False)
     return Beginning(rows["fresh"], f"from nothing, as the Hub is not reached; far better: {on_hub}", True)
 
 

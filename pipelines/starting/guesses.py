@@ -106,10 +106,8 @@ def images(table: Table) -> Iterator[Guess]:
         found = [one for one in column.filled if isinstance(one, bytes) or (isinstance(one, dict) and "bytes" in one)]
         found += [text for text in column.texts if IMAGE.fullmatch(text)]
         if found and len(found) >= 0.95 * len(column.filled):
-            own, reason = (
-                {} if column.name == "image" else {"image_field": column.name},
-                f"{column.name!r} holds images",
-            )
+            reason = f"{column.name!r} holds images"
+            own = {"image_field": column.name}
             for label in labels_of(table, (column.name,))[:1]:
                 why = f"{reason}, and {label.name!r} {len(label.counts)} classes of them"
                 settings = own | {"label_field": label.name}
@@ -193,7 +191,8 @@ def choices(table: Table) -> Iterator[Guess]:
     found: list[tuple[Any, int]] = [(names, len(names)) for stem, names in stems.items() if len(names) > 1 + (not stem)]
     for column in table.columns.values():
         sizes = {len(value) for value in column.lists if re.search("choice|option|ending", column.name, re.IGNORECASE)}
-        found += [(column.name, *sizes)] if len(sizes) == 1 and max(map(len, column.counts)) > 2 else []  # no letters
+        are_texts = any(len(text) > 2 for text in column.counts)  # and no letters
+        found += [(column.name, *sizes)] if len(sizes) == 1 and are_texts else []
     for these, size in found:
         texts = [column for column in texts_of(table) if column.name not in these][:2]
         texts = sorted(texts, key=lambda column: (not column.hint("questions"), column.words))
@@ -272,12 +271,9 @@ def pairs(table: Table) -> Iterator[Guess]:
         yield Guess("translation", 0.6 if has_label else 0.9, reason, settings, (one.name,), writes=other.name)
     one, other = sorted(texts[:2], key=lambda column: (column.hint("written"), -column.words))
     score = 0.85 if other.hint("written") > one.hint("written") and not has_label else 0.5
-    settings, reason = (
-        {"source": f"{{{one.name}}}", "target_field": other.name},
-        f"{other.name!r} is made of {one.name!r}",
-    )
-    own = of_written(other)
-    yield Guess("text_to_text", score, reason, settings, (one.name,), writes=other.name, evaluation=own)
+    reason = f"{other.name!r} is made of {one.name!r}"
+    own = {"source": f"{{{one.name}}}", "target_field": other.name}
+    yield Guess("text_to_text", score, reason, own, (one.name,), writes=other.name, evaluation=of_written(other))
 
 
 def of_written(column: Column) -> dict[str, Any]:

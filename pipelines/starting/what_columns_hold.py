@@ -70,7 +70,7 @@ class Column:
             comes_again = 1 < len(self.counts) <= sum(self.counts.values()) / 2 + 1
             are_sets = all(len(value) == len({*map(str, value)}) for value in self.lists)  # else of several people
             return ({*self.counts} if comes_again and are_sets else set()), None
-        for name, sign in SIGNS.items():
+        for name, sign in SIGNS.items() if not self.numbers else ():  # 3,5 is one number
             cells = [[part.strip() for part in text.split(sign)] for text in self.texts]
             parts = {part for cell in cells for part in cell}
             comes_again = 2 * len(parts) <= max(len(cells), 5) and len(parts) < len(self.counts)
@@ -85,12 +85,8 @@ class Column:
         if self.share < 0.1 or is_one or self._nearly_all([text for text in self.texts if ASIDE.fullmatch(text)]):
             return True
         all_differ = not self.lists and len(self.counts) > 0.95 * len(self.filled)
-        in_order = (
-            not self.hint("labels")
-            and self.are_whole
-            and len(self.numbers) > 5
-            and self.numbers == sorted(self.numbers)
-        )
+        rise = self.are_whole and len(self.numbers) > 5 and self.numbers == sorted(self.numbers)
+        in_order = rise and not self.hint("labels")
         return all_differ and (in_order or (IDS.fullmatch(self.name) is not None and self.words < 1.5))
 
     @cached_property

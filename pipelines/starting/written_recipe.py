@@ -13,7 +13,7 @@ from ..accounting.host_memory import memory_of_this_machine
 from ..adapters import load_config
 from ..data.splits import VALIDATION, Split
 from ..errors import UserError, did_you_mean, loading
-from ..lazy import np, torch
+from ..lazy import np, tokenizers, torch
 from ..objectives.messages import TOOLS
 from ..objectives.reads import columns_of
 from ..open_tokenizer import open_tokenizer
@@ -54,6 +54,10 @@ def start(name: str, task: str | None = None, model: str | None = None) -> "Writ
     data.sentence_field = sentence_field_of(table)
     if data.sentence_field is not None:
         table = Table(data.rows(), name, data.sentence_field)
+    for column in table.columns.values() if table.number == 1 else ():
+        if column.lists and len(column.lists[0]) > 20:  # as in exports of chats
+            items = f"whose {column.name!r} is a list of {len(column.lists[0])}"
+            raise UserError(f"{name} is one row, {items}; write its items as rows, one in each line of a .jsonl file")
     found = guesses(table)
     fitting = ", ".join(guess.task for guess in found)
     if not found:
@@ -105,23 +109,21 @@ class Written:
             return lambda text: len(tokenizer(text, verbose=False)["input_ids"]), None
         columns = (*self.guess.reads, *([self.guess.writes] if self.guess.writes else []))
         words = Counter(word for text in self._texts(columns, len(self.table.rows)) for word in text.split())
-        known = {word for word, number in words.items() if number > 3}  # each is a token after merges of pairs
-        size = min(MOST_ENTRIES, 256 + 8 * (len(known) // 8))
-        is_char = len(known) <= 16
+        known = sum(number > 3 for number in words.values())
+        size, is_char = min(MOST_ENTRIES, 256 + 8 * (known // 8)), known <= 16
         section = {"type": "char"} if is_char else {"type": "byte_bpe", "vocab_size": size}
         if self.objective.continues_prompts and any(re.search(CALLS, str(row)) for row in self.table.rows[:200]):
             section |= {"special_tokens": ["<|im_start|>", "<|im_end|>"], "chat_template": "chatml_tools"}
-        count = len if is_char else lambda text: sum(1 if word in known else len(word) + 1 for word in text.split())
-        return count, section
+        alike = tokenizers.ByteLevelBPETokenizer()  # as large as the recipe's will be
+        alike.train_from_iterator([text[:4000] for text in self._texts(columns)], vocab_size=size, show_progress=False)
+        return len if is_char else lambda text: len(alike.encode(text).ids), section
 
     def _length_for(self, columns: tuple[str, ...]) -> tuple[int, str]:
         """(the most tokens that are read, quantiles in words)."""
         lengths = [self.count(text) for text in self._texts(columns)]
         half, most, longest = (int(np.quantile(lengths, share)) for share in (0.5, 0.95, 1.0))
-        around = 2  # tokens that stand around a text; those of a template are more in a small vocabulary
-        if self.objective.continues_prompts:
-            around = (24 if self.is_known else 96) + (TOOLS in columns) * (256 if self.is_known else 448)
-        needed = 1.05 * most + around
+        of_template = 24 + (TOOLS in columns) * (256 if self.is_known else 448)  # in a small vocabulary they are more
+        needed = 1.05 * most + (of_template if self.objective.continues_prompts else 2)
         words = f"tokens: half of the texts {'' if self.is_known else 'about '}{half} or fewer, 95 % {most}"
         return next((size for size in LENGTHS if size >= needed), LENGTHS[-1]), f"{words}, the longest {longest}"
 
@@ -223,10 +225,8 @@ class Written:
 
     @property
     def text(self) -> str:
-        chosen = self.guess
-        lines = [
-            f"# A guess by `anyformer new {one_line(self.data.name)}`: {chosen.task}, as {one_line(chosen.reason)}."
-        ]
+        chosen, name = self.guess, one_line(self.data.name)
+        lines = [f"# A guess by `anyformer new {name}`: {chosen.task}, as {one_line(chosen.reason)}."]
         for other in [guess for guess in self.guesses if guess is not chosen][:1]:
             words = "Equally likely" if abs(chosen.score - other.score) < EQUAL else "Second best"
             lines.append(f"# {words}: {other.task} ({one_line(other.reason)}); choose it by --task {other.task}")

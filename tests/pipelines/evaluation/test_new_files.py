@@ -51,6 +51,22 @@ def test_a_new_file_is_measured_as_the_run_measures_beside_its_validation(run, t
     assert right == pytest.approx(result["metrics"]["accuracy"])
 
 
+def test_classes_that_a_run_does_not_know_are_shown_beside_its_own_with_the_setting_that_maps_them(
+    run, tmp_path, command, capsys
+):
+    file, other = with_names(tmp_path / "new.csv"), tmp_path / "other.csv"
+    assert command("evaluate", run, file) == 0
+    right = capsys.readouterr().out
+    other.write_text(file.read_text().replace("good,", "schön,").replace("bad,", "übel,"))
+    assert command("evaluate", run, other) == 2
+    said = capsys.readouterr().err.replace("übel, schön", "schön, übel")
+    assert "labels schön, übel, classes bad, good" in said and said.count("\n") == 1
+    assert "task.label_map='{" in said and "data.separator" not in said
+    assert command("evaluate", run, other, "task.label_map={schön: good, übel: bad}") == 0
+    accuracy = [line for line in right.splitlines() if "accuracy" in line]
+    assert accuracy and set(accuracy) <= set(capsys.readouterr().out.splitlines())
+
+
 def test_patterns_and_two_models_take_new_files_too(run, tmp_path, command, capsys):
     for number in range(2):
         with_names(tmp_path / f"part-{number}.csv", 10, seed=number)

@@ -3,14 +3,16 @@
 import copy
 import csv
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 import yaml
+from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.chat_forms import FORMS, recognise
-from anyformer.pipelines.objectives.prepare import cache_of
+from anyformer.pipelines.objectives.prepare import cache_of, prepare_data
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.prediction.predict import prepare_prediction
 from anyformer.pipelines.recipes.compose import recipe_from_dict
@@ -289,6 +291,18 @@ def test_splits_in_two_forms_are_one_sentence(folder, tmp_path, own, other):
     )
     with pytest.raises(UserError, match=said):
         rows_of(recipe)
+
+
+@pytest.mark.parametrize("own, other", [("OpenAI", "ShareGPT"), ("Alpaca", "OpenAI"), ("OpenAI", "prompt")])
+def test_two_forms_in_one_file_are_named_with_the_line(folder, tmp_path, own, other):
+    path = write(tmp_path / "rows.jsonl", [ROWS[own][0]] * 3 + [ROWS[other][0]])
+    form = re.escape(FORMS[ROWS[other][1]])
+    with pytest.raises(UserError, match=f"no such column in .*line 4, which is of another form, {form} "):
+        rows_of(recipe_of(folder, path))
+    recipe = recipe_of(folder, path)
+    recipe["data"]["bad_rows"] = "skip"
+    rows = prepare_data(recipe_from_dict(recipe)).rows["train"]
+    assert len(rows) == 3 and any(FORMS[ROWS[other][1]] in line for line in unusual(rows.account))
 
 
 def test_a_system_message_of_some_rows_is_read_there(folder, tmp_path):

@@ -10,13 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from anyformer.pipelines.cli.parser import parse
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import load_writer
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.serving import export_model
 from anyformer.pipelines.serving.chat import converse
 from anyformer.pipelines.serving.export_formats import check_format
@@ -24,9 +28,11 @@ from anyformer.pipelines.serving.server import server_command
 from family_variants import ZOO
 from local_hub import client_env
 from safetensors.torch import load_file, save_file
+from task_data import on_rows
 from tiny_tokenizers import of_bytes
 from transformers import (
     AutoModelForCausalLM,
+    AutoTokenizer,
     BertConfig,
     BertForMultipleChoice,
     BertForTokenClassification,
@@ -160,9 +166,13 @@ def test_mistakes_about_tools_are_one_sentence_before_the_first_question(saved, 
     assert "does not write tools" in capsys.readouterr().err
     assert command("generate", model, "hello", "--tools", file) == 2
     assert "add --chat" in capsys.readouterr().err
-    (Path(model) / "chat_template.jinja").unlink()
+    template = Path(model) / "chat_template.jinja"
+    template.write_text(TEMPLATE.replace("in messages %}", "in messages if m['role'] != 'system' %}"))
     assert command("chat", model, "--system", "Be brief.") == 2
-    assert "need a chat template, and MODEL=" in capsys.readouterr().err
+    assert "does not write system messages" in (said := capsys.readouterr().err) and said.count("\n") == 1
+    template.unlink()
+    assert command("chat", model, "--system", "Be brief.") == 2
+    assert "has no chat template, which --chat, --system and" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -355,11 +365,11 @@ def test_a_model_that_no_server_computes_is_one_sentence(saved, tmp_path, withou
         server_command(folder, "127.0.0.1", 8000)
 
 
-@pytest.mark.slow
-def test_openais_client_gets_the_models_own_answers_whole_and_in_pieces(saved, tmp_path):
+@contextmanager
+def served(folder: str, tmp_path: Path):
+    """OpenAI's client of a server of a model, and the name of the model there."""
     openai = pytest.importorskip("openai")
     pytest.importorskip("fastapi"), pytest.importorskip("uvicorn")
-    folder = saved()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -369,24 +379,66 @@ def test_openais_client_gets_the_models_own_answers_whole_and_in_pieces(saved, t
     server = subprocess.Popen(words, env=client_env(tmp_path), stdout=log, stderr=subprocess.STDOUT)
     try:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-        served = None
-        while served is None:  # pytest's own limit ends it
+        there = None
+        while there is None:  # pytest's own limit ends it
             assert server.poll() is None, (tmp_path / "server.log").read_text()
             try:
-                (served,) = client.models.list()
+                (there,) = client.models.list()
             except openai.APIConnectionError:
                 time.sleep(0.5)
-        asked = [{"role": "user", "content": "hello"}]
-        how = {"model": served.id, "messages": asked, "max_tokens": 12, "temperature": 0}
-        whole = client.chat.completions.create(**how).choices[0].message.content
-        pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**how, stream=True)]
+        yield client, there.id
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(60)
         log.close()
+
+
+@pytest.mark.slow
+def test_openais_client_gets_the_models_own_answers_whole_and_in_pieces(saved, tmp_path):
+    folder, asked = saved(), [{"role": "user", "content": "hello"}]
+    with served(folder, tmp_path) as (client, name):
+        how = {"model": name, "messages": asked, "max_tokens": 12, "temperature": 0}
+        whole = client.chat.completions.create(**how).choices[0].message.content
+        pieces = [chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**how, stream=True)]
     native = AutoModelForCausalLM.from_pretrained(f"{folder}-native", trust_remote_code=False)
     (answer,) = pipeline("text-generation", model=native, tokenizer=byte_tokenizer(TEMPLATE))(
         asked, do_sample=False, max_new_tokens=12
     )
     assert whole == "".join(pieces) == answer["generated_text"][-1]["content"]
     assert len([piece for piece in pieces if piece]) > 1
+
+
+@pytest.mark.slow
+def test_a_server_asks_with_the_tools_as_the_training_did_and_the_end_of_a_call_ends_the_answer(tmp_path, command):
+    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Rain in Oslo?"}]
+    call = {"type": "function", "function": {"name": "rain", "arguments": json.dumps({"place": "Oslo"})}}
+    said = {"role": "assistant", "content": None, "tool_calls": [{"id": "call_1", **call}]}
+    task = {"name": "instruction_tuning", "max_length": 500}
+    whole = on_rows(tmp_path, [{"messages": [*asked, said], "tools": TOOLS}] * 4, **task) | {
+        "model": {"family": "decoder", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "tokenizer": {"type": "byte_bpe", "vocab_size": 270, "special_tokens": ["<|im_start|>", "<|im_end|>"]},
+        "training": {"output_dir": str(tmp_path / "run"), "max_steps": 60, "per_device_train_batch_size": 1},
+    }
+    whole["tokenizer"]["chat_template"], whole["training"]["learning_rate"] = "chatml_tools", 5e-3
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(whole))
+    assert command("train", recipe) == 0
+    row = prepare_data(load_recipe(recipe)).rows["train"][0]
+    labels = row["labels"].tolist()
+    learned = [number for number, label in enumerate(labels) if label != -100]
+    prompt, answer = learned[0], len(learned)
+    with served(str(tmp_path / "run"), tmp_path) as (client, name):
+        how = {"model": name, "messages": asked, "tools": TOOLS, "max_tokens": 2 * answer, "temperature": 0}
+        found = client.chat.completions.create(**how)
+        last = [chunk.choices[0] for chunk in client.chat.completions.create(**how, stream=True)]
+    from transformers.cli.serving.utils import BaseHandler, Modality
+
+    read = BaseHandler.get_processor_inputs_from_messages(asked, Modality.LLM)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run-native")
+    ids = tokenizer.apply_chat_template(read, tools=TOOLS, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert ids == row["input_ids"][:prompt].tolist() and found.usage.prompt_tokens == prompt
+    assert found.choices[0].finish_reason == last[-1].finish_reason == "tool_calls"
+    assert found.usage.completion_tokens in (answer, answer - 1)  # with or without what ends it
+    (called,), streamed = found.choices[0].message.tool_calls, [one for one in last if one.delta.tool_calls]
+    for function in (called.function, streamed[0].delta.tool_calls[0].function):
+        assert (function.name, json.loads(function.arguments)) == ("rain", {"place": "Oslo"})

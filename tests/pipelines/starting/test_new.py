@@ -1,5 +1,6 @@
 """`anyformer new`: the right task for files as people have them, and a recipe that runs."""
 
+import json
 import os
 import re
 from pathlib import Path
@@ -61,11 +62,31 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
     recipe = load_recipe("recipe.yaml")
     assert recipe.learned.name == task
     assert len(text.splitlines()) <= MOST_LINES and max(map(len, text.splitlines())) < 400
-    assert ("what came in" in said) != (name in NEEDS_A_MODEL)
+    assert "what came in" in said and "raise task.max_length" not in said
     assert ("first: anyformer train quickstart" in said) == (name in NEEDS_A_MODEL)
     assert "anyformer train recipe.yaml" in said
     has_validation = recipe.data.validation_files or recipe.data.share_held_back > 0
     assert has_validation and recipe.evaluation.every_steps == "epoch"
+
+
+@pytest.mark.parametrize("name", NEEDS_A_MODEL)
+def test_pairs_are_shown_as_texts_where_no_model_is_there_to_prefer_with(name, folder, capsys):
+    path = given_file(name, folder)
+    pairs = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert cli.main(["new", str(path)]) == 0
+    first = capsys.readouterr().out
+    assert cli.main(["preview", "recipe.yaml", "--rows", "1"]) == 0
+    for rows, said in ((2, first), (1, capsys.readouterr().out)):
+        assert said.count("chosen: ") == said.count("rejected: ") == said.count("prompt: ") == rows
+        assert "nats" not in said and "[[" + last_of(pairs[0]["chosen"]) + "]]" in said
+        assert f"prompt: user: {pairs[0]['prompt']}\n" in said
+        (missing,) = re.findall("training need the model; .+", said)
+        assert "no such folder; anyformer train quickstart makes runs/quickstart" in missing
+
+
+def last_of(answer) -> str:
+    """The text of an answer that is a text or ends a conversation."""
+    return answer if isinstance(answer, str) else answer[-1]["content"]
 
 
 @pytest.mark.parametrize(
@@ -117,8 +138,12 @@ UNREADABLE = {
     "title.csv": b"Feedback of March;;\n;;\nDate;Text;Label\n" + b"2026-03-01;it is so good;a\n" * 20,
     "fasttext.txt": b"__label__ham how are you today\n__label__spam you won a prize\n" * 20,
     "speech.wav": b"RIFF",
+    "telegram.json": json.dumps(
+        {"name": "us", "id": 7, "messages": [{"id": n, "from": "Ann", "text": "see you soon"} for n in range(30)]}
+    ).encode(),
     "from_one.csv": b"question,option1,option2,answer\n"
     + b"what is it now?,this one,that one,1\nand who was it?,he there,she there,2\n" * 20,
+    "batch.jsonl": b'{"request": {"n": 1}, "response": {"choices": [{"message": {"n": 1}}]}}\n' * 9,
     "spans.jsonl": b'{"text": "Anna saw it with her own eyes", "label": [[0, 4, "PER"]]}\n' * 3,
 }
 
@@ -171,6 +196,11 @@ def test_what_is_found_of_a_file_is_written_where_it_can_be_changed(folder):
     assert parse_yaml(text, "")["task"]["merge_labels"] is True  # Abrechnung, abrechnung
     assert re.search(r"# tokens: half of the texts .* 95 % \d+", text)
     assert re.search(r"# .*Abrechnung \d+.*\n  label_field: Abteilung\n", text)
+
+
+def test_what_is_asked_is_read_and_what_is_answered_is_written(folder):
+    task = parse_yaml(start(str(given_file("german_questions_and_answers", folder))).text, "")["task"]
+    assert (task["source"], task["target_field"]) == ("{Frage}", "Antwort")
 
 
 def test_files_of_a_folder_become_splits_and_the_others_are_named(folder):
