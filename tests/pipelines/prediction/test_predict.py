@@ -660,7 +660,7 @@ def test_every_row_has_an_answer_or_a_reason_in_its_place(suffix, classes, tmp_p
     bad = found[1 : 1 + len(BAD_LINES)]
     assert not any(row["prediction"] for row in bad)
     for row, reason in zip(bad, ["int, not text", "not valid JSON", "not a JSON object", "no column 'text'", "UTF-8"]):
-        assert reason in row["reason"] and "line " in row["reason"] and "rows.jsonl" not in row["reason"]
+        assert reason in row["reason"] and "line " in row["reason"] and str(tmp_path) not in row["reason"]
     assert bad[-1]["reason"] == EMPTY_ROW
     assert "6 rows have no prediction, and the reason in the column 'reason': 1 " in capsys.readouterr().err
 
