@@ -179,7 +179,7 @@ def test_what_was_recognised_is_said_where_rows_are_read(folder, tmp_path, comma
     assert "task.prompt_field=question" in capsys.readouterr().err
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 2
     prediction = prepare_prediction(str(tmp_path / "run"), [{"conversations": SHARE, "system": "Be short."}])
-    assert prediction.asked("a row", prediction.rows.first) == [SYSTEM, *ASKED]
+    assert prediction.asked("a row", next(iter(prediction.rows))[1]) == [SYSTEM, *ASKED]
     nothing = prepare_prediction(str(tmp_path / "run"), [{"conversations": [{"from": "human", "value": ""}]}] * 2)
     assert [str(nothing.asked(*one)) for one in nothing.rows] == ["empty in what the model reads"] * 2
 
