@@ -25,6 +25,7 @@ LEAVES = {
     "patches",
     "plugins",
     "positions",
+    "precision",
     "transformers_logging",
     "words",
 }

@@ -9,10 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...adapters import NF4
 from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
-from ...recipes.schema import PartNorms, Recipe, TrainingSection
+from ...recipes.schema import LoraSettings, PartNorms, Recipe, TrainingSection
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -114,6 +115,15 @@ class Engine:
                 f"DDP"
             )
 
+    def check_base(self, lora: LoraSettings | None) -> None:
+        """Raise UserError where weights that are packed into few bits would be split. lora: as with_base settles it."""
+        splitter = self.splits_weights if self.parallelism is None else self.splitter
+        if lora is not None and lora.base in ("auto", NF4) and splitter is not None:
+            raise UserError(
+                f"training.lora.base={lora.base}: weights of few bits cannot be split, and {splitter} splits weights; "
+                f"take a base in bfloat16, or train by one process or by DDP"
+            )
+
     def check_settings(self) -> None:
         """Raise UserError for an optimizer, a weight average or a settings file that the engine cannot take."""
 
@@ -202,7 +212,9 @@ class Engine:
 
     def parameters_of(self, model, trained: bool = False) -> int:
         """Parameters of the whole model, even if this process holds only a part. trained: only those that train."""
-        return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad or not trained)
+        from ...accounting.flops import weights_in
+
+        return sum(weights_in(p) for p in model.parameters() if p.requires_grad or not trained)
 
     def active_parameters(self, model) -> int:
         """Parameters of the whole model that each token uses."""
