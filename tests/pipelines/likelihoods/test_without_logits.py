@@ -14,6 +14,7 @@ from task_data import random_decoder, task_recipe
 from test_distributed import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils.generic import find_labels
 
 EXACT = 1e-6  # both losses are computed in fp32
 CLASSES = ["gemma2", "cohere", "mixtral", "granite", "gpt2", "llama", "opt", "bloom", "falcon", "phi3", "olmo2"]
@@ -96,6 +97,7 @@ def test_what_generate_and_saving_ask_of_a_model_stays(tmp_path):
     before = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0)
     assert without_logits(model) is None
     assert model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=0).equal(before)
+    assert find_labels(type(model)) == ["labels"]
     model.save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert again.config.architectures == ["LlamaForCausalLM"] and not isinstance(again, NativeCausal)
