@@ -27,6 +27,8 @@ LEAVES = {
     "positions",
     "precision",
     "transformers_logging",
+    "twin",
+    "twin_rows",
     "words",
 }
 ABOVE = {"api"}
