@@ -11,6 +11,7 @@ import torch
 
 from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft, quiet_peft
 from ..errors import UserError, did_you_mean, first_line
+from ..gguf_files import native_folder
 from ..patches import write
 from ..recipes.schema import LoraSettings, Recipe
 
@@ -55,7 +56,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
         use_rslora=settings.use_rslora,
         task_type=TASK_TYPES.get(auto_class),
     )
-    base = model.name_or_path
+    base = native_folder(model.name_or_path)
     model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # valid in any folder
     try:
         with whole_layers(model, whole), quiet_peft():
