@@ -39,7 +39,8 @@ class ModelSection:
 @dataclass(frozen=True)
 class TokenizerSection:
     type: Literal["byte_bpe", "bpe_byte_fallback", "wordpiece", "unigram", "char"] = doc(
-        "algorithm of the tokenizer trained on the training text; bpe_byte_fallback is that of LLaMA-2 and Mistral",
+        "algorithm of the tokenizer trained on the training text; bpe_byte_fallback is that of LLaMA-2 and Mistral. "
+        "llama.cpp and Ollama can serve a decoder with byte_bpe, an encoder with wordpiece",
         "byte_bpe",
     )
     vocab_size: int | None = doc(
