@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError, first_line, need_package
+from .gguf_files import native_folder
 from .manifest import (
     OF_ANSWERS,
     OF_WEIGHTS,
@@ -92,7 +93,7 @@ def weights_identity(name_or_path: str | Path, *, shown: bool = False, alone: bo
     tokenizer, code and defaults of generation, which people edit, and without the commit of an adapter's base, which
     moves with its card.
     """
-    folder = Path(name_or_path).expanduser()
+    folder = Path(native_folder(name_or_path)).expanduser()
     if not folder.is_dir():
         return [_commit_of(str(name_or_path))]
     known, files = read_manifest(folder) if shown else {}, []
@@ -200,6 +201,7 @@ def load_config(name_or_path: str | Path, **kwargs):
     """AutoConfig.from_pretrained; for an adapter the config of the adapted model."""
     from transformers import AutoConfig
 
+    name_or_path = native_folder(name_or_path)
     if not is_adapter(name_or_path):
         check_objects(name_or_path, ["config.json"])
         return AutoConfig.from_pretrained(name_or_path, **kwargs)
@@ -330,6 +332,7 @@ def load_model(auto_class, name_or_path: str | Path, output_loading_info: bool =
     Raises UserError for an adapter where PEFT is not installed, and for one that is damaged or not of its base.
     """
     if not is_adapter(name_or_path):
+        name_or_path = native_folder(name_or_path)
         return auto_class.from_pretrained(name_or_path, output_loading_info=output_loading_info, **kwargs)
     need_peft(f"{name_or_path} is an adapter and")
     folder = Path(name_or_path).expanduser()

@@ -9,6 +9,7 @@ from .adapters import base_of, is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .chat_templates import ChatTemplate
 from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
+from .gguf_files import native_folder
 from .manifest import check_readable, check_saved_files
 from .open_tokenizer import open_tokenizer
 from .positions import learns_positions, most_positions
@@ -27,6 +28,7 @@ def locate_model(name_or_path: str, what: str = "MODEL") -> str:
     Raises:
         UserError: no such folder, a folder without a model, or a file that is not the one the model was saved with.
     """
+    name_or_path = native_folder(name_or_path)
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
         if _holds_model(folder):

@@ -39,6 +39,11 @@ Entries = dict[str, dict[str, Any]]  # {file: {"size", "sha256"}}
 OUR_CODE = Path(__file__).parents[1] / "modeling"
 
 
+def cache_folder(chosen: str | None = None) -> Path:
+    """Where prepared data is kept: `chosen` (data.cache_dir), $ANYFORMER_CACHE or ~/.cache/anyformer."""
+    return Path(chosen or os.environ.get("ANYFORMER_CACHE") or "~/.cache/anyformer").expanduser()
+
+
 def sha(value: Any) -> str:
     """32 hexadecimal digits that identify a JSON value: keys of entries, fingerprints of data."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -7,6 +7,7 @@ class with its own constructor (GPT2Tokenizer, BertTokenizer): normalizer and pr
 import os
 from functools import cache
 
+from .gguf_files import native_folder
 from .transformers_logging import errors_only
 from .words import say
 
@@ -21,7 +22,7 @@ def open_tokenizer(source: str | os.PathLike, trust_remote_code: bool = False):
     """
     import transformers
 
-    source, plain = str(source), transformers.PreTrainedTokenizerFast
+    source, plain = native_folder(source), transformers.PreTrainedTokenizerFast
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     is_native = type(tokenizer).__module__.startswith("transformers.models.")
     if not (is_native and tokenizer.is_fast and has_file(source, "tokenizer.json")):

@@ -19,6 +19,7 @@ LEAVES = {
     "errors",
     "freed_memory",
     "generation",
+    "gguf_files",
     "lazy",
     "manifest",
     "open_tokenizer",

@@ -1,5 +1,6 @@
 """`anyformer convert`: a saved model turned from transformers' own classes into ours, or back."""
 
+from ..errors import UserError
 from .output import quoted, say_loading, say_next
 
 
@@ -10,10 +11,11 @@ def add_arguments(add_parser) -> None:
         "seq2seq it becomes a model of that family with the same weights, to be trained on.",
         epilog="examples:\n"
         "  anyformer convert gpt2 models/gpt2\n"
+        "  anyformer convert model.gguf models/native\n"
         "  anyformer convert models/gpt2 models/gpt2-native --to native\n"
         "  anyformer convert gpt2 models/gpt2-encoder --to encoder",
     )
-    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
+    parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, a Hub repository, or a GGUF file")
     parser.add_argument("destination", metavar="DST", help="folder to write; it must not exist yet, or be empty")
     parser.add_argument(
         "--to",
@@ -26,6 +28,10 @@ def run(args) -> None:
     from ..interop.convert_checkpoint import convert
     from ..storage.atomic import destination_folder
 
+    if args.destination.endswith(".gguf"):
+        raise UserError(
+            f"DST={args.destination} would be a folder; anyformer export {args.model} --to gguf writes a GGUF file"
+        )
     destination_folder(args.destination)
     say_loading()
     print(convert(args.model, args.destination, to=args.to, trust_remote_code=args.trust_remote_code))

@@ -8,10 +8,11 @@ from itertools import chain, islice
 from typing import Any
 
 from ..errors import UserError
+from ..manifest import cache_folder
 from ..plugins import SOURCES
 from ..recipes.data_section import SourceSection, check_data
 from ..recipes.schema import DataSection
-from ..storage.cache import cache_folder, kept_value
+from ..storage.cache import kept_value
 from .derived import open_derived
 from .documents import Corpus, Limits, Skipped, Source
 from .examples import Examples, MixtureCorpus, Part, SourceCorpus, no_documents

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, first_line
+from ..manifest import cache_folder
 from ..recipes.secrets import without_signatures
 from ..storage.atomic import write_atomically
-from ..storage.cache import cache_folder, cached_folder, is_complete, sha
+from ..storage.cache import cached_folder, is_complete, sha
 
 KIND = "remote"
 MISSING = 404  # a web server's status for a file that it lacks

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from ..errors import UserError
 from ..open_tokenizer import vocabulary_size
 from ..recipes.introspection import family_fields, family_row
-from ..recipes.special_tokens import MASK
+from ..recipes.tokenizer_section import MASK
 from ..transformers_logging import errors_only
 from .families import family_name
 

@@ -10,6 +10,7 @@ from anyformer.modeling.families import FAMILIES
 from ..adapters import refuse_adapter
 from ..errors import UserError, loading
 from ..generation import locate_model
+from ..gguf_files import is_gguf, load_gguf
 from ..lazy import transformers
 from ..manifest import read_json
 from ..open_tokenizer import open_tokenizer
@@ -40,7 +41,8 @@ def convert(
     folder appears complete or not at all.
 
     Args:
-        source: folder of a run or of a saved model, or a Hub repository; ours or native.
+        source: folder of a run or of a saved model, or a Hub repository; ours or native. Or a GGUF file, which becomes
+            a native model.
         destination: a folder that does not exist yet, or is empty.
         to: "native" or "anyformer"; None: the other kind than the source's. "encoder", "decoder" or "seq2seq": a model
             of that family of ours with the source's weights (change_family.py), which needs more pretraining.
@@ -50,6 +52,11 @@ def convert(
         UserError: the model is not found or has no twin, the destination is in use, or the logits differ.
     """
     destination = destination_folder(destination)
+    if is_gguf(source) and to in (None, "native"):
+        record = Record.now(source)
+        model, tokenizer, words = load_gguf(source)
+        save([model, tokenizer], destination, source, {"converted_from": source, CONVERTED: record.weights})
+        return f"{words}; written to {destination}"
     source = locate_model(str(source))
     refuse_adapter(source)
 

@@ -5,7 +5,7 @@ from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..recipes.special_tokens import MASK
+from ..recipes.tokenizer_section import MASK
 from .base import SHARE, Objective
 from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .text import TextObjective, TextSettings

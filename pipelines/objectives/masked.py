@@ -10,7 +10,7 @@ from ..lazy import np, torch
 from ..plugins import WHOLE_MODEL, WHOLE_ROWS, register_objective
 from ..recipes.row_words import Words
 from ..recipes.schema import ObjectiveSettings, doc
-from ..recipes.special_tokens import MASK
+from ..recipes.tokenizer_section import MASK
 from ..recipes.types import show
 from .answering import piped
 from .base import SHARE, FamiliesWith, Objective, Planned

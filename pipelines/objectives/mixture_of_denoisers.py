@@ -2,7 +2,7 @@ from typing import Any
 
 from ..lazy import np
 from ..plugins import register_objective
-from ..recipes.special_tokens import SENTINELS
+from ..recipes.tokenizer_section import SENTINELS
 from .base import Objective
 from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
 from .span_corruption import check_sentinels, leave_out_spans, raw_length, sentinel_ids, source_and_target_lengths

@@ -10,12 +10,12 @@ from typing import Any
 from ..data.account_words import listed
 from ..data.rows import Rows
 from ..errors import UserError
+from ..manifest import cache_folder
 from ..plugins import objective_of
 from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..recipes.types import show
-from ..storage.cache import cache_folder
 from ..storage.contents import contents
 from .base import Objective, teaching_of
 from .data import Data, ModelFacts

@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..lazy import np
 from ..plugins import register_objective
 from ..recipes.schema import doc
-from ..recipes.special_tokens import SENTINELS, sentinel
+from ..recipes.tokenizer_section import SENTINELS, sentinel
 from ..recipes.types import show
 from .base import Objective, Planned
 from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..plugins import OBJECTIVES, TEACHERS
 from ..recipes.introspection import check_beside
 from ..recipes.schema import TeacherSection
-from ..recipes.special_tokens import MASK
+from ..recipes.tokenizer_section import MASK
 from ..storage.cache import sha
 from ..words import short_number
 from .data import Data

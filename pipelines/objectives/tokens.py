@@ -9,7 +9,7 @@ from ..errors import UserError
 from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import chat_template_of, shipped_yaml
 from ..recipes.schema import TokenizerSection
-from ..recipes.special_tokens import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
+from ..recipes.tokenizer_section import SENTINELS, WITHOUT_EFFECT, WRITES_EVERY_TEXT, special_tokens
 from ..recipes.types import show
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Tokens:
     """The special tokens that an objective needs. A tokenizer that is trained for it gets them.
 
-    framing: what it puts around a text ("none", "cls_sep" or "eos"; see recipes/special_tokens.py). of_head: {Auto
+    framing: what it puts around a text ("none", "cls_sep" or "eos"; see recipes/tokenizer_section.py). of_head: {Auto
     class that a family is pretrained with: what it puts around a text instead}. sentinels: the number of tokens
     <extra_id_N>. further: from an objective to the tokens that it needs beside these.
     """

@@ -14,6 +14,7 @@ from .data_section import DataSection
 from .introspection import Frozen, doc, family_names
 from .optimizer_rows import ROWS
 from .secrets import without_signatures
+from .tokenizer_section import TokenizerSection
 
 LEARNED = ("objective", "task")  # the sections that say what the model learns
 # The objective or task of a section that sets no `name`.
@@ -34,38 +35,6 @@ class ModelSection:
         "what computes a mixture's experts: anyformer_grouped, grouped_mm, batched_mm or eager; auto: the first", "auto"
     )
     fields: dict[str, Any] = doc("every other key of the section: fields of the family's config", {})
-
-
-@dataclass(frozen=True)
-class TokenizerSection:
-    type: Literal["byte_bpe", "wordpiece", "unigram", "char"] = doc(
-        "algorithm of the tokenizer trained on the training text", "byte_bpe"
-    )
-    vocab_size: int | None = doc(
-        "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
-    )
-    name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
-    chat_template: str | None = doc(
-        "the chat template: a file of Jinja, or a shipped one: plain (every vocabulary can write it), chatml, "
-        "chatml_tools (thoughts, tools and calls, too); null: the tokenizer's own, for chats else plain"
-    )
-    special_tokens: list[str] = doc(
-        "further special tokens, after those that the tokenizer has anyway; written in a text they are text", []
-    )
-    framing: Literal["none", "cls_sep", "eos"] | None = doc(
-        "what stands around a text: cls_sep: <|cls|> text <|sep|>, and there is a <|mask|>; eos: text <|endoftext|>; "
-        "null: what the objective or task needs"
-    )
-    sentinels: int | None = doc(
-        "tokens <extra_id_0>, <extra_id_1>, ... that stand for left-out spans; null: as many as the objective needs",
-        at_least=0,
-        at_most=100_000,
-    )
-    lowercase: bool = doc(
-        "lower-case the text first (unigram; wordpiece, which drops accents, too, as BERT's uncased models do)", False
-    )
-    min_frequency: int = doc("rarer pairs are not merged (byte_bpe, wordpiece)", 2, at_least=1)
-    max_training_bytes: int = doc("it is trained on the first so many bytes of text", 200_000_000, at_least=1)
 
 
 @dataclass

@@ -20,11 +20,6 @@ ALWAYS = 2**30  # bytes; smaller files are hashed at each start
 _ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned
 
 
-def cache_folder(chosen: str | None = None) -> Path:
-    """Where prepared data is kept: `chosen` (data.cache_dir), $ANYFORMER_CACHE or ~/.cache/anyformer."""
-    return Path(chosen or os.environ.get("ANYFORMER_CACHE") or "~/.cache/anyformer").expanduser()
-
-
 def cached_folder(
     root: Path,
     kind: str,

@@ -10,8 +10,18 @@ from ..errors import UserError, loading_reason
 from ..lazy import tokenizers, transformers
 from ..manifest import check_saved_files
 from ..open_tokenizer import open_tokenizer
-from ..recipes.schema import TokenizerSection
-from ..recipes.special_tokens import CLS, MASK, PAD, SEP, UNKNOWN, begin_and_end, sentinel, special_tokens, template
+from ..recipes.tokenizer_section import (
+    CLS,
+    MASK,
+    PAD,
+    SEP,
+    UNKNOWN,
+    TokenizerSection,
+    begin_and_end,
+    sentinel,
+    special_tokens,
+    template,
+)
 from ..storage.cache import cached_folder, sha
 from ..storage.local_facts import forget_loading
 from ..words import working

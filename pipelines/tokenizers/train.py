@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import UserError
 from ..lazy import tokenizers as tk
-from ..recipes.special_tokens import UNKNOWN
+from ..recipes.tokenizer_section import UNKNOWN
 
 DEFAULT_VOCAB_SIZE = 8192
 

@@ -23,6 +23,7 @@ from ..adapters import (
 )
 from ..backends import AUTO
 from ..errors import CANNOT_LOAD, UserError, did_you_mean, first_line
+from ..gguf_files import native_folder
 from ..patches import write
 from ..plugins import objective_of
 from ..precision import computed_dtype
@@ -101,7 +102,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
         use_dora=settings.use_dora,
         task_type=TASK_TYPES.get(auto_class),
     )
-    base = model.name_or_path
+    base = native_folder(model.name_or_path)
     model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # valid in any folder
     try:
         whole_in_fp32(model, whole)

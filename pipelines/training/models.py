@@ -8,7 +8,7 @@ import transformers
 from transformers import AutoConfig
 
 from ..accounting.layers import freeze
-from ..adapters import base_arguments, is_adapter, load_config, load_merged, words_of_base
+from ..adapters import base_arguments, is_adapter, load_config, load_merged, load_model, words_of_base
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
@@ -164,7 +164,7 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
                 model, fresh = load_merged(auto_class, name, **options)
                 missing = fresh
             else:
-                model, info = auto_class.from_pretrained(name, output_loading_info=True, **options)
+                model, info = load_model(auto_class, name, output_loading_info=True, **options)
                 missing = {*info["missing_keys"]}
                 fresh = missing | {key for key, *_ in info["mismatched_keys"]}
             why = getattr(learns.data.labels, "new_head", "")  # in words

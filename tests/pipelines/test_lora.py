@@ -176,6 +176,17 @@ def test_an_adapter_leaves_out_what_its_task_does_not_use(tmp_path, command, mas
     assert command("merge", tmp_path / "run", tmp_path / "merged") == 0  # which misses none, either
 
 
+def check_form_for_vllm(folder, r: int) -> None:
+    """What `vllm serve BASE --enable-lora --lora-modules NAME=FOLDER` takes (vllm/lora/peft_helper.py): LoRA alone, of
+    one r, without other modules; A is (r, in) and B (out, r), under the names of the base's modules."""
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    assert settings["peft_type"] == "LORA" and settings["r"] == r and settings["lora_alpha"] > 0
+    assert not settings["modules_to_save"] and settings["bias"] == "none" and not settings["use_dora"]
+    for name, weight in load_file(folder / ADAPTER).items():
+        assert name.startswith("base_model.model.model.layers.")
+        assert name.endswith((".lora_A.weight", ".lora_B.weight")) and weight.shape["lora_B" in name] == r
+
+
 def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_path, tiny_recipe, command, capsys):
     base = tmp_path / "base"
     recipe = tiny_recipe(training={"max_steps": 3, "output_dir": str(base)})
@@ -188,6 +199,7 @@ def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_pa
     mean = {name: (found[0][name] + found[1][name]) / 2 for name in found[0]}
     torch.testing.assert_close(load_file(run / ADAPTER), mean, atol=1e-7, rtol=0)
     assert facts_of(run)["samples"][0]["text"].startswith("The")
+    check_form_for_vllm(run, 2)
     capsys.readouterr()
     assert command("generate", run, "The", "--max-new-tokens", "4", "--greedy") == 0
     assert capsys.readouterr().out.startswith("The")

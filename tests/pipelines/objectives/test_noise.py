@@ -20,7 +20,7 @@ from anyformer.pipelines.objectives.text import shifts_labels
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe, TrainingSection
-from anyformer.pipelines.recipes.special_tokens import MASK
+from anyformer.pipelines.recipes.tokenizer_section import MASK
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny_tokenizers import trained_on

@@ -9,7 +9,7 @@ from anyformer.pipelines.objectives.tokens import tokenizer_section
 from anyformer.pipelines.plugins import OBJECTIVES, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection, Recipe
-from anyformer.pipelines.recipes.special_tokens import WRITES_EVERY_TEXT, sentinel, special_tokens
+from anyformer.pipelines.recipes.tokenizer_section import WRITES_EVERY_TEXT, sentinel, special_tokens
 from tiny_tokenizers import trained_on
 
 TEXT = "".join(

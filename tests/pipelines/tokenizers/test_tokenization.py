@@ -14,7 +14,7 @@ from anyformer.pipelines.data.packing import PackedDataset
 from anyformer.pipelines.data.tokenization import Tokenization
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
-from anyformer.pipelines.recipes.special_tokens import WRITES_EVERY_TEXT
+from anyformer.pipelines.recipes.tokenizer_section import WRITES_EVERY_TEXT
 from anyformer.pipelines.recipes.types import build
 from anyformer.pipelines.storage.cache import sha
 from anyformer.pipelines.tokenizers import load

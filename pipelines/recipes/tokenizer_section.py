@@ -1,10 +1,13 @@
-"""Special tokens of tokenizers that a recipe trains, and their places around a text (values of tokenizer.framing).
+"""The tokenizer section of a recipe, and the special tokens of tokenizers that it trains, by its `framing`.
 
 none: no tokens around a text. cls_sep: CLS a SEP, for a pair CLS a SEP b SEP. eos: a END, for a pair a END b END.
 This module imports only the standard library, because recipes are checked with it.
 """
 
-from .schema import TokenizerSection
+from dataclasses import dataclass
+from typing import Literal
+
+from .introspection import doc
 
 END, PAD, UNKNOWN = "<|endoftext|>", "<|pad|>", "<|unk|>"
 CLS, SEP, MASK = "<|cls|>", "<|sep|>", "<|mask|>"
@@ -18,6 +21,39 @@ WITHOUT_EFFECT = {
     "lowercase": ("byte_bpe", "char"),
     "min_frequency": ("unigram", "char"),
 }
+
+
+@dataclass(frozen=True)
+class TokenizerSection:
+    type: Literal["byte_bpe", "wordpiece", "unigram", "char"] = doc(
+        "algorithm of the tokenizer trained on the training text; in llama.cpp and Ollama byte_bpe can be served",
+        "byte_bpe",
+    )
+    vocab_size: int | None = doc(
+        "entries, special tokens included; for char the default keeps every character", None, at_least=2, at_most=2**24
+    )
+    name_or_path: str | None = doc("take this pretrained tokenizer instead of training one")
+    chat_template: str | None = doc(
+        "the chat template: a file of Jinja, or a shipped one: plain (every vocabulary can write it), chatml, "
+        "chatml_tools (thoughts, tools and calls, too); null: the tokenizer's own, for chats else plain"
+    )
+    special_tokens: list[str] = doc(
+        "further special tokens, after those that the tokenizer has anyway; written in a text they are text", []
+    )
+    framing: Literal["none", "cls_sep", "eos"] | None = doc(
+        "what stands around a text: cls_sep: <|cls|> text <|sep|>, and there is a <|mask|>; eos: text <|endoftext|>; "
+        "null: what the objective or task needs"
+    )
+    sentinels: int | None = doc(
+        "tokens <extra_id_0>, <extra_id_1>, ... that stand for left-out spans; null: as many as the objective needs",
+        at_least=0,
+        at_most=100_000,
+    )
+    lowercase: bool = doc(
+        "lower-case the text first (unigram; wordpiece, which drops accents, too, as BERT's uncased models do)", False
+    )
+    min_frequency: int = doc("rarer pairs are not merged (byte_bpe, wordpiece)", 2, at_least=1)
+    max_training_bytes: int = doc("it is trained on the first so many bytes of text", 200_000_000, at_least=1)
 
 
 def sentinel(number: int) -> str:

@@ -1,0 +1,1 @@
+"""GGUF files, of llama.cpp and Ollama: written of a saved model, and read as one."""
