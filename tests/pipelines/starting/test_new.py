@@ -82,7 +82,7 @@ def test_a_recipe_has_the_right_task_and_few_lines_and_its_rows_are_shown(name, 
     ],
 )
 def test_a_recipe_from_nothing_trains(name, folder, capsys, monkeypatch):
-    monkeypatch.setattr(beginnings, "INSTALLED", "no_such_package")
+    monkeypatch.setattr(beginnings, "INSTALLED", {})
     assert cli.main(["new", str(given_file(name, folder))]) == 0
     assert "from nothing" in Path("recipe.yaml").read_text()
     options = ["training.max_steps=2", "training.per_device_train_batch_size=2", "evaluation.max_rows=2"]
