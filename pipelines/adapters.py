@@ -5,13 +5,14 @@ all weights. The config of the adapted model, which has other class names than i
 ADAPTED_CONFIG. Only anyformer writes it; in a folder that PEFT has written the base's config is used.
 """
 
+import copy
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import UserError, first_line, need_package
 from .gguf_files import native_folder
@@ -29,8 +30,12 @@ from .manifest import (
     tensor_shapes,
 )
 
+if TYPE_CHECKING:  # torch takes a second to import
+    import torch
+
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
+NF4 = "nf4"  # of training.lora.base: 4 bits by bitsandbytes
 PREFIX = "base_model.model."  # of the names of weights in an adapter's file
 CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
 # PEFT's name of the task that an adapter was trained for -> the Auto class with its head.
@@ -129,6 +134,62 @@ def _commit_of(repository: str) -> str | None:
     return None
 
 
+def base_arguments(base: str, computed: "torch.dtype") -> dict[str, Any]:
+    """The arguments of from_pretrained that load a base as training.lora.base says; auto: a quantised one, as it is.
+
+    computed: the dtype that the run computes in; what 4 bits leave (norms, embeddings, the head) is kept in bfloat16 or
+    float32 accordingly. Raises UserError for nf4 where bitsandbytes is not installed.
+    """
+    import torch
+
+    beside = torch.bfloat16 if computed == torch.bfloat16 else torch.float32
+    if base == "auto":
+        return {"dtype": beside}
+    if base != NF4:
+        return {"dtype": getattr(torch, base)}
+    need_package(f"training.lora.base={NF4}", "bitsandbytes", "quantization")
+    from transformers import BitsAndBytesConfig
+
+    quantized = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=NF4,
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=computed,
+    )
+    return {"dtype": beside, "quantization_config": quantized}
+
+
+def recorded_base(folder: str | Path, config) -> dict[str, Any]:
+    """The arguments of from_pretrained that load an adapter's base as its training did; {} for any dtype.
+
+    config: of the adapted model, which records them. Of an adapter that anyformer did not train, and of one on a
+    float32 base, the dtype is the caller's choice. Raises UserError where bitsandbytes is needed and not installed.
+    """
+    import torch
+
+    if not (Path(folder).expanduser() / ADAPTED_CONFIG).is_file():
+        return {}
+    quantized, dtype = getattr(config, "quantization_config", None), config.dtype
+    if quantized is None:
+        return {} if dtype in (None, torch.float32) else {"dtype": dtype}
+    from transformers import BitsAndBytesConfig, PreTrainedConfig
+
+    stored, _ = PreTrainedConfig.get_config_dict(base_of(folder))
+    if "quantization_config" in stored:  # a checkpoint of quantised weights, which from_pretrained knows
+        return {"dtype": dtype}
+    need_package(f"{folder}: its base of 4 bits", "bitsandbytes", "quantization")
+    unquantized = copy.deepcopy(config)  # with the field transformers would take the file's weights for packed ones
+    del unquantized.quantization_config
+    return {"dtype": dtype, "config": unquantized, "quantization_config": BitsAndBytesConfig.from_dict(quantized)}
+
+
+def words_of_base(config: dict[str, Any]) -> str | None:
+    """What the weights of a config.json are kept in while the model runs: nf4, int8, bfloat16, ..."""
+    quantized = config.get("quantization_config") or {}
+    by_bits = "int8" if quantized.get("load_in_8bit") else quantized.get("quant_method")
+    return (quantized.get("load_in_4bit") and quantized.get("bnb_4bit_quant_type")) or by_bits or config.get("dtype")
+
+
 def need_peft(what: str) -> None:
     """Raise UserError, beginning with `what`, where PEFT is not installed."""
     need_package(what, "peft", "peft")
@@ -212,19 +273,26 @@ def _base(auto_class, folder: Path, **kwargs):
 def _attached(auto_class, folder: Path, dequantized: bool, **kwargs):
     """(an adapter's base as a PeftModel with the adapter, names of weights that neither of the two has).
 
-    dequantized: whether a base of few bits is changed to its values. Raises UserError where the two are not of each
-    other, or not those of the training.
+    The base is loaded in the dtype of its training, else in that of kwargs. dequantized: whether a base of few bits is
+    changed to its values, and one of 16 bits to float32, so that a sum with them is not rounded. Raises UserError where
+    the two are not of each other, or not those of the training.
     """
+    import torch
     from peft import PeftModel, get_peft_model_state_dict
 
     names = check_weights(folder)
     check_base(folder)
+    recorded, asked = recorded_base(folder, kwargs["config"]), kwargs.get("dtype")
     try:
         with quiet_peft():
-            base, info = _base(auto_class, folder, **kwargs)
+            base, info = _base(auto_class, folder, **(kwargs | recorded))
+            wide = asked if isinstance(asked, torch.dtype) else torch.float32 if recorded else None
             if dequantized and getattr(base, "hf_quantizer", None) is not None:
-                base = base.dequantize()  # before a first pass, which may pack the weights anew
+                base = base.dequantize(wide)  # before a first pass, which may pack the weights anew
                 base.hf_quantizer = None
+            if dequantized and wide is not None:
+                base = base.to(wide)
+            whole_in_fp32(base, _config(folder).get("modules_to_save") or ())
             adapted = PeftModel.from_pretrained(base, str(folder))
     except (RuntimeError, KeyError, NotImplementedError) as error:
         reason = first_line(error).rstrip(".")
@@ -235,6 +303,27 @@ def _attached(auto_class, folder: Path, dequantized: bool, **kwargs):
         if faulty:
             raise UserError(f"{folder}: the adapter {words} {min(faulty)}; save it again, or name its own base")
     return adapted, {*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])} - names
+
+
+def whole_in_fp32(model, names: Collection[str]) -> None:
+    """Change layers that are trained whole to float32 where a model has 16 bits; what they give stays of its dtype.
+
+    names: of the layers or the ends of their names, as in PEFT's modules_to_save.
+    """
+    import torch
+
+    dtype = model.dtype
+    if dtype not in (torch.bfloat16, torch.float16):
+        return
+
+    def cast(value, to):
+        return value.to(to) if torch.is_tensor(value) and value.is_floating_point() else value
+
+    for name, module in model.named_modules():
+        if any(name == one or name.endswith(f".{one}") for one in names):
+            module.float()
+            module.register_forward_pre_hook(lambda _, args: tuple(cast(value, torch.float32) for value in args))
+            module.register_forward_hook(lambda _, args, output: cast(output, dtype))
 
 
 def load_model(auto_class, name_or_path: str | Path, output_loading_info: bool = False, **kwargs):

@@ -46,6 +46,7 @@ PATCHES = (
         "transformers.generation.configuration_utils",
         "benchmarks compile on CPUs, too",
     ),
+    Patch("is_quantized", "transformers.trainer_utils", "Trainer would not even measure weights of few bits: evaluate"),
     Patch("create_or_update_model_card", "peft.peft_model", "our model card is README.md, too: lora"),
 )
 # What modeling/registration.py replaces, which imports nothing of this folder: {attribute: row}.

@@ -18,6 +18,7 @@ from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading
 from ..objectives.base import Objective, teaching_of
 from ..positions import check_rows
+from ..precision import prefers_bf16
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.deepspeed_settings import offloads
 from ..recipes.introspection import OURS
@@ -30,7 +31,6 @@ from .devices import Devices
 from .flops import rows_and_length
 from .layers import freeze
 from .memory import FP32, HALF, STAGES, TrainingStates
-from .precision import prefers_bf16
 
 MOST_ROWS = 2**16
 

@@ -26,12 +26,13 @@ from ..objectives.data import Data
 from ..objectives.documents_apart import check_documents_apart
 from ..objectives.prepare import prepare_data
 from ..objectives.scores import Scored, Scores
-from ..patches import write
+from ..patches import replaced, write
 from ..plugins import METRICS, objective_of
+from ..precision import computed_dtype
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
-from ..training.arguments import computes_in_half, training_arguments
+from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
 from ..transformers_logging import errors_only
@@ -268,7 +269,7 @@ def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
     unused: prefixes of the names of weights that the task does not use.
     """
     config, section = open_config(recipe), recipe.model
-    source, half = section.name_or_path, is_half(config.dtype) or computes_in_half(recipe.training)
+    source, half = section.name_or_path, is_half(config.dtype) or is_half(computed_dtype(recipe.training))
     chosen = backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
     options = {"dtype": "auto", "output_loading_info": True, "trust_remote_code": recipe.trust_remote_code} | chosen
     options |= {"config": config} if section.fields else {}
@@ -311,14 +312,15 @@ def evaluate_rows(
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer needs a folder
         arguments = training_arguments(scratch)
         write(arguments, "_n_gpu", min(1, arguments.n_gpu))
-        trainer = AnyformerTrainer(
-            model=model,
-            args=arguments,
-            eval_dataset=rows,
-            data_collator=data.collator_of(packed),
-            processing_class=data.tokenizer,  # only for saving, which does not happen here
-            learns=learns,
-            scores=scores,
-        )
+        with replaced(model, is_quantized=False):
+            trainer = AnyformerTrainer(
+                model=model,
+                args=arguments,
+                eval_dataset=rows,
+                data_collator=data.collator_of(packed),
+                processing_class=data.tokenizer,  # only for saving, which does not happen here
+                learns=learns,
+                scores=scores,
+            )
         result = trainer.evaluate(metric_key_prefix="final")
     return {name.removeprefix("final_"): value for name, value in result.items()}, trainer.scored

@@ -90,10 +90,11 @@ def is_run_of(member: Member, run: dict[str, Any], read: dict[str, Any] | None) 
     """Whether a run began as this member would: with its recipe, the weights it begins from, and these plug-ins."""
     from ..data.rows import steps_of_epoch
     from ..training.checkpoints.same_run import resume_difference
+    from ..training.lora import with_base
 
     data = run["data"]["train"]
     per_epoch = steps_of_epoch(data.get("rows", data.get("examples", math.inf)), run["rows_per_step"])
-    if resume_difference(run["recipe"], settled(member.recipe, per_epoch).to_dict()) is not None:
+    if resume_difference(run["recipe"], settled(with_base(member.recipe), per_epoch).to_dict()) is not None:
         return False
     if read is not None and any(run["data"].get(name) != read.get(name) for name in READ):
         return False

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..adapters import load_model
+from ..adapters import base_arguments, is_adapter, load_config, load_model, recorded_base
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_ids
 from ..data.documents import in_batches
 from ..data.rows import Rows
@@ -108,14 +108,15 @@ class ReadsPairs(ReadsChats):
         from ..storage.record import Record
 
         reference, collate = locate_model(self.settings.reference, "task.reference"), self.collator(data, False)
-        record = Record.now(reference)
+        record, loaded = Record.now(reference), loaded_as(self.recipe, reference)
 
         def compute():
-            log_probs = log_probabilities(self.recipe, encoded, reference, collate, progress)
+            log_probs = log_probabilities(self.recipe, encoded, reference, loaded, collate, progress)
             record.check_still(reference, "task.reference")
             return log_probs
 
-        key = sha(["log-probabilities", encoded.fingerprint, record.weights, data.labels.padding])
+        of_dtype = [] if loaded == {"dtype": torch.float32} else [str(loaded)]
+        key = sha(["log-probabilities", encoded.fingerprint, record.weights, data.labels.padding, *of_dtype])
         return WithReference.cached(encoded, cache, key, compute)
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
@@ -234,16 +235,32 @@ def of_pairs(log_probs):
     return log_probs.sum(dim=-1).view(2, -1).T
 
 
-def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable, progress: bool):
+def loaded_as(recipe: Recipe, reference: str) -> dict[str, Any]:
+    """The arguments of from_pretrained for the reference: the dtype of the model that is trained or measured.
+
+    Of an adapter its own record decides.
+    """
+    from ..precision import computed_dtype
+
+    lora, start = recipe.training.lora, recipe.model.name_or_path
+    if lora is not None and not is_adapter(reference):
+        return base_arguments(lora.base, computed_dtype(recipe.training))
+    recorded = recorded_base(start, load_config(start)) if is_adapter(start) and not is_adapter(reference) else {}
+    return {"dtype": torch.float32} | {name: value for name, value in recorded.items() if name != "config"}
+
+
+def log_probabilities(
+    recipe: Recipe, rows: Rows, reference: str, loaded: dict[str, Any], collate: Callable, progress: bool
+):
     """(N, 2) float32: a reference model's log-probabilities of the two answers of each row.
 
-    collate: a PairCollator.
+    loaded: as `loaded_as` gives it. collate: a PairCollator.
     """
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
-        model = load_model(transformers.AutoModelForCausalLM, reference, dtype=torch.float32, **trust)
+        model = load_model(transformers.AutoModelForCausalLM, reference, **loaded, **trust)
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
     found = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))

@@ -168,7 +168,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     return {
         "kind": _kind(model.config),
         "parameters": parameters,
-        "architecture": _architecture(model.config, parameters),
+        "architecture": _architecture(model.config, parameters) | {"base kept in": run.get("base_dtype")},
         "is_ours": model.is_ours,
         "engines": _engines(model),
         "has_code": bool(model.auto_map),

@@ -126,6 +126,13 @@ class LoraSettings:
         "further modules that are trained and saved whole; new ones, such as a classifier's head, always are"
     )
     use_rslora: bool = doc("scale by alpha / sqrt(r) instead (Kalajdzievski 2023)", False)
+    use_dora: bool = doc("train the lengths of the weights' rows beside their directions (Liu et al. 2024)", False)
+    base: Literal["auto", "float32", "bfloat16", "nf4"] = doc(
+        "what the frozen weights are kept in; nf4: 4 bits (Dettmers et al. 2023), by bitsandbytes (needs "
+        "anyformer[quantization]); auto: bfloat16 for a causal model under bf16, else float32; a quantised checkpoint "
+        "stays as it is. The adapter is float32",
+        "auto",
+    )
     merge: bool = doc("save the whole model with what was learned added to its weights, not the adapter alone", False)
 
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 import torch
 from transformers import TrainingArguments
 
-from ..accounting.precision import prefers_bf16
 from ..errors import UserError, first_line, need_package
 from ..patches import write
 from ..plugins import less_is_better
+from ..precision import device_type, resolve_bf16
 from ..recipes.checks import FOLLOWS_VALIDATIONS, check_schedule
 from ..recipes.deepspeed_settings import deepspeed_config
 from ..recipes.global_batch import micro_batches, rows_per_step
@@ -30,23 +30,6 @@ CHECKPOINTING = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in TrainingArguments.__dataclass_fields__
 )
-
-
-def resolve_bf16(section: TrainingSection, device_type: str) -> bool:
-    """Whether training runs under bfloat16 autocast; with `auto` it does not where the recipe sets fp16."""
-    if section.bf16 == "auto":
-        return not section.extra.get("fp16") and prefers_bf16(device_type)
-    return section.bf16
-
-
-def computes_in_half(section: TrainingSection) -> bool:
-    """Whether training and the trainer's evaluations run in bf16 or fp16 on this machine."""
-    return resolve_bf16(section, device_type()) or bool(section.extra.get("fp16"))
-
-
-def device_type() -> str:
-    accelerator = torch.accelerator.current_accelerator()
-    return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
 
 
 def data_ranks(section: TrainingSection, world_size: int) -> int:

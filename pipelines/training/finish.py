@@ -8,7 +8,7 @@ import time
 import torch
 import transformers
 
-from ..adapters import ADAPTER_CONFIG, load_model, merge_weights
+from ..adapters import ADAPTER_CONFIG, load_model, merge_weights, words_of_base
 from ..backends import backends_of
 from ..errors import UserError
 from ..manifest import MANIFEST
@@ -30,7 +30,7 @@ from .engines.deepspeed_engine import whole_weights
 from .log.hardware import hardware_words
 from .log.report_page import draw_card_picture, spoken
 from .log.summary import print_result
-from .lora import plain
+from .lora import is_adapted, plain
 from .session import Session
 
 
@@ -90,6 +90,7 @@ def facts_of(session: Session, trainer, metrics: dict, signatures: dict, samples
         "metrics": metrics,
         "parameters": session.engine.parameters_of(trainer.model),
         "trained_parameters": trained,
+        **base_facts(trainer.model),
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
         "world_size": session.arguments.world_size,
@@ -107,6 +108,11 @@ def facts_of(session: Session, trainer, metrics: dict, signatures: dict, samples
     if trainer.stopped_early:
         facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, session.recipe.evaluation.best_metric)
     return facts
+
+
+def base_facts(model) -> dict[str, str]:
+    """The entry of run.json about what an adapter's base was kept in while it was trained; {} without an adapter."""
+    return {"base_dtype": words_of_base(plain(model).config.to_dict())} if is_adapted(model) else {}
 
 
 def average(session: Session, trainer) -> None:
@@ -205,7 +211,7 @@ def save_final(session: Session, trainer) -> None:
     folder, lora = session.folder.path, session.recipe.training.lora
     staged = folder / STAGING / "final"
     if lora is not None and lora.merge:
-        trainer.model = merge_weights(trainer.model, folder)
+        trainer.model = merge_weights(trainer.model.float(), folder)  # the sum is not rounded to the base's dtype
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if session.is_main:

@@ -5,15 +5,28 @@ New weights, such as the head of a classifier, are trained and saved whole (PEFT
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from ..adapters import ADAPTED_CONFIG, HEADS_OF_TASKS, is_adapter, need_peft, quiet_peft
-from ..errors import UserError, did_you_mean, first_line
+from ..adapters import (
+    ADAPTED_CONFIG,
+    HEADS_OF_TASKS,
+    NF4,
+    is_adapter,
+    load_config,
+    need_peft,
+    quiet_peft,
+    whole_in_fp32,
+)
+from ..errors import CANNOT_LOAD, UserError, did_you_mean, first_line
 from ..gguf_files import native_folder
 from ..patches import write
+from ..plugins import objective_of
+from ..precision import computed_dtype
 from ..recipes.schema import LoraSettings, Recipe
+from ..transformers_logging import errors_only
 
 # {Auto class: PEFT's task type}; models with other heads get none.
 TASK_TYPES = {head: task for task, head in HEADS_OF_TASKS.items()}
@@ -30,6 +43,47 @@ def check_lora(recipe: Recipe) -> None:
             f"training.lora: model.name_or_path={name!r} is an adapter itself; make a whole model of it first, with "
             f"anyformer merge {name} OUT"
         )
+
+
+def with_base(recipe: Recipe) -> Recipe:
+    """The recipe with a dtype in place of training.lora.base=auto, unless the checkpoint is quantised and stays so.
+
+    Raises UserError for weights of a few bits that are asked for in another dtype, or without LoRA.
+    """
+    name, lora = recipe.model.name_or_path, recipe.training.lora
+    if name is None or is_adapter(name):
+        return recipe
+    quantized = quantization_of(name, recipe.trust_remote_code)
+    if quantized is not None and (lora is None or lora.base != "auto"):
+        asked, way_out = "training.lora=null", "{}"
+        if lora is not None:
+            asked, way_out = f"training.lora.base={lora.base}", "auto"
+        raise UserError(
+            f"{asked}: model.name_or_path={name!r} holds weights quantised by {quantized}, which stay as they are; set "
+            f"it to {way_out}, or take the model in 16 or 32 bits"
+        )
+    if lora is not None and lora.merge and (quantized is not None or lora.base == NF4):
+        raise UserError(
+            "training.lora.merge=true adds to no weights of few bits; leave it out, and use anyformer merge"
+        )
+    if quantized is not None or lora is None or lora.base != "auto":
+        return recipe
+    is_causal = objective_of(recipe).auto_class == HEADS_OF_TASKS["CAUSAL_LM"]
+    is_half = is_causal and computed_dtype(recipe.training) == torch.bfloat16
+    reason = "a causal model under bf16" if is_half else "not a causal model under bf16"
+    settled = replace(lora, base="bfloat16" if is_half else "float32")
+    return recipe.with_(training={"lora": settled}, chosen=recipe.chosen | {"training.lora.base": reason})
+
+
+def quantization_of(name: str, trust_remote_code: bool = False) -> str | None:
+    """The method by which a checkpoint's weights are quantised, such as bitsandbytes; None: they are not, or it cannot
+    be loaded, which loading it says."""
+    try:
+        with errors_only():
+            quantized = getattr(load_config(name, trust_remote_code=trust_remote_code), "quantization_config", None)
+    except CANNOT_LOAD:
+        return None
+    return quantized and str(quantized.get("quant_method"))
 
 
 def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[str], unused: tuple[str, ...] = ()):
@@ -54,11 +108,13 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
         exclude_modules=[name for name, _ in model.named_modules() if name.startswith(unused)] or None,
         modules_to_save=whole or None,
         use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
         task_type=TASK_TYPES.get(auto_class),
     )
     base = native_folder(model.name_or_path)
     model.name_or_path = str(Path(base).resolve()) if Path(base).is_dir() else base  # valid in any folder
     try:
+        whole_in_fp32(model, whole)
         with whole_layers(model, whole), quiet_peft():
             adapted = peft.get_peft_model(model, config)
     except ValueError as error:

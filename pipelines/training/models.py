@@ -2,13 +2,14 @@
 
 import copy
 from functools import partial
+from typing import Any
 
 import torch
 import transformers
 from transformers import AutoConfig
 
 from ..accounting.layers import freeze
-from ..adapters import is_adapter, load_config, load_merged, load_model
+from ..adapters import base_arguments, is_adapter, load_config, load_merged, load_model, words_of_base
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
@@ -26,6 +27,7 @@ from ..positions import (
     most_positions,
     position_scheme,
 )
+from ..precision import computed_dtype
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.checks import check_token_ids
@@ -69,10 +71,10 @@ def model_config(recipe: Recipe, tokenizer, task_fields: dict):
 
 
 def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bool = False):
-    """The model to train, in fp32: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`.
+    """The model to train: fresh weights of the recipe's architecture, or the checkpoint `model.name_or_path`.
 
-    fp32, because autocast needs fp32 master weights: a checkpoint stored in bf16 would otherwise train in pure bf16.
-    data: whose objective decides which head the model gets.
+    In fp32, because autocast needs fp32 master weights: a checkpoint stored in bf16 would otherwise train in pure bf16.
+    What an adapter leaves frozen may have fewer bits. data: whose objective decides which head the model gets.
     """
     objective, learns, speaks = data.objective, data.learns(), arguments.process_index == 0 and not quiet
     if recipe.model.name_or_path is None:
@@ -99,6 +101,9 @@ def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bo
     lora = recipe.training.lora
     if lora is None:
         return model
+    if lora.base == AUTO and speaks:
+        kept = words_of_base(model.config.to_dict())
+        print(f"training.lora: the weights of {recipe.model.name_or_path} are {kept}, and stay so")
     left = left_by_all_linear(model) if lora.target_modules == "all-linear" else []
     if left and speaks:
         print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
@@ -150,7 +155,7 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
             for field, value in learns.config_fields().items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
-            options = {"config": config, "dtype": torch.float32, "ignore_mismatched_sizes": True}
+            options = {"config": config, "ignore_mismatched_sizes": True, **dtype_of(recipe, config, engine)}
             chosen = chosen_backends(recipe, config, arguments, engine)
             options |= trust | chosen
             if is_adapter(name):
@@ -189,6 +194,17 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
             f"set tokenizer.name_or_path={name!r}"
         )
     return model, fresh
+
+
+def dtype_of(recipe: Recipe, config, engine: Engine) -> dict[str, Any]:
+    """The arguments that load a checkpoint in float32, or the base of an adapter as training.lora.base says."""
+    lora = recipe.training.lora
+    if lora is None:
+        return {"dtype": torch.float32}
+    if lora.base == AUTO:  # still, because the weights are quantised
+        weights = words_of_base(config.to_dict())
+        engine.check_packed(f"model.name_or_path={recipe.model.name_or_path!r}, whose weights are {weights},")
+    return base_arguments(lora.base, computed_dtype(recipe.training))
 
 
 def check_rows_fit(recipe: Recipe) -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
-from ..accounting.precision import prefers_bf16
+from ..precision import prefers_bf16
 from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
 from .engines.split_matrices import Split, matrices_of, split_of

@@ -29,6 +29,7 @@ from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
 from .learning_rate import share_of_steps
+from .lora import plain, with_base
 from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
 
@@ -84,6 +85,7 @@ class Session:
 
             locate_model(recipe.model.name_or_path, "model.name_or_path")
             check_rows_fit(recipe)
+            self.recipe = recipe = with_base(recipe)
         cache_of(recipe)  # where the hashes of the data are kept
         self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))  # as it was before it was read
         with self.arguments.main_process_first(local=False, desc="preparing data"):
@@ -153,7 +155,6 @@ class Session:
         """The trainer of a model."""
         from .compiled_layers import CompiledLayers
         from .log.trackers import keep_in_run
-        from .lora import plain
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.precision import resolve_bf16
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.strict_yaml import format_yaml, parse_yaml
 from anyformer.pipelines.storage.checkpoints import commit
 from anyformer.pipelines.storage.model_folder import open_model_folder
-from anyformer.pipelines.training.arguments import resolve_bf16, training_arguments
+from anyformer.pipelines.training.arguments import training_arguments
 from image_data import image_recipe
 from processes import free_port, logged_losses, run_ranks
 from safetensors.torch import load_file

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...adapters import NF4
 from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
@@ -82,6 +83,8 @@ class Engine:
                 f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
                 f"{self.splits_weights} splits it; set it to null"
             )
+        if section.lora is not None and section.lora.base == NF4:
+            self.check_packed(f"training.lora.base={NF4}")
         looks = [name for name in ("loss_spike", "grad_norm_spike") if getattr(section, name) is not None]
         looks += ["bad_step"] if section.bad_step == "skip" else []
         if looks and (self.keeps_steps or self.parallelism is not None):
@@ -111,6 +114,15 @@ class Engine:
         if name is not None:
             raise UserError(
                 f"{name} needs whole weights, but {splitter} splits them; leave it out, or train by one process or by "
+                f"DDP"
+            )
+
+    def check_packed(self, what: str) -> None:
+        """Raise UserError, beginning with `what`, where weights packed into a few bits would be split."""
+        splitter = self.splitter if self.parallelism is not None else self.splits_weights
+        if splitter is not None:
+            raise UserError(
+                f"{what} cannot be split, and {splitter} splits weights; take bfloat16, or train by one process or by "
                 f"DDP"
             )
 

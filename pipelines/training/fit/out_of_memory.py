@@ -11,11 +11,11 @@ from ...accounting.host_memory import limit_of_process, memory_of_this_machine
 from ...accounting.step_memory import StepMemory, built_without_weights, planned_config, step_memory
 from ...errors import UserError
 from ...plugins import objective_of
+from ...precision import device_type
 from ...recipes.global_batch import rows_per_step
 from ...recipes.schema import Recipe
 from ...recipes.stage_plan import LENGTH
 from ...words import counted
-from ..arguments import device_type
 from ..engines.engine import Engine
 from ..stages.stage_run import StageRun
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from anyformer.pipelines.accounting import flops
 from anyformer.pipelines.accounting.flops import FlopCount, active_parameters, count_tokens, measured_flops
-from anyformer.pipelines.accounting.precision import prefers_bf16
+from anyformer.pipelines.precision import prefers_bf16
 from family_variants import a_share
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -149,7 +149,7 @@ def test_a_card_has_the_peak_of_its_own_name(monkeypatch):
     ],
 )
 def test_a_cpu_computes_in_bf16_where_that_is_faster(monkeypatch, capabilities, expected):
-    monkeypatch.setattr("anyformer.pipelines.accounting.precision.KNOWN_OF_CPU", capabilities)
+    monkeypatch.setattr("anyformer.pipelines.precision.KNOWN_OF_CPU", capabilities)
     assert prefers_bf16("cpu") is expected
 
 

@@ -1,6 +1,11 @@
-"""The precision that `bf16: auto` means on a device."""
+"""The precision that a run computes in: what `bf16: auto` means on a device."""
+
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from .recipes.schema import TrainingSection
 
 KNOWN_OF_CPU = getattr(torch.cpu, "get_capabilities", dict)()  # empty if torch cannot report them
 
@@ -22,3 +27,22 @@ def outruns_fp32_in_bf16() -> bool:
     """
     by_amd = str(KNOWN_OF_CPU.get("cpu_name")).startswith("AMD")
     return bool(KNOWN_OF_CPU.get("amx_bf16") or (by_amd and KNOWN_OF_CPU.get("avx512_bf16")))
+
+
+def device_type() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
+
+
+def resolve_bf16(section: "TrainingSection", device_type: str) -> bool:
+    """Whether training runs under bfloat16 autocast; with `auto` it does not where the recipe sets fp16."""
+    if section.bf16 == "auto":
+        return not section.extra.get("fp16") and prefers_bf16(device_type)
+    return section.bf16
+
+
+def computed_dtype(section: "TrainingSection") -> torch.dtype:
+    """What training and the trainer's evaluations compute in on this machine."""
+    if resolve_bf16(section, device_type()):
+        return torch.bfloat16
+    return torch.float16 if section.extra.get("fp16") else torch.float32
