@@ -47,6 +47,18 @@ def given_file(name: str, folder: Path) -> Path:
     return SHAPES[name][0](folder)
 
 
+@pytest.fixture(autouse=True)
+def no_packaged_decoder(monkeypatch):
+    monkeypatch.delitem(beginnings.INSTALLED, "decoder")  # half a gigabyte to read
+
+
+def test_chats_begin_from_the_packaged_model_where_it_is_installed(monkeypatch):
+    monkeypatch.setitem(beginnings.INSTALLED, "decoder", "json")  # any package that is there
+    beginning = beginnings.begin("instruction_tuning", ["en", "en"])
+    assert beginning.fields == {"name_or_path": "smollm2"} and beginning.is_here
+    assert "of English alone" in beginnings.begin("instruction_tuning", ["de", "de"]).words
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "data").mkdir()
