@@ -65,8 +65,8 @@ def load_gguf(path: str | os.PathLike, auto_class=None):
         for name in ("hf_quantizer", "quantization_method", "quantization_config", "_model_name_or_path"):
             holder.__dict__.pop(name, None)
     model.is_quantized = False
-    words = f"{file.name}: weights as they were rounded to {' and '.join(kinds) or 'F32'}, read into fp32{unknown}"
-    return model, tokenizer, words
+    rounded = f"weights that were rounded to {' and '.join(kinds)}, in fp32" if kinds else "weights in fp32"
+    return model, tokenizer, f"{file.name}: {rounded}{unknown}"
 
 
 def _tokenizer(read, metadata: dict):

@@ -1,8 +1,7 @@
 """Signatures of the standard library's functions and the same as JSON: the data of configs/recipes/smollm2_tuned.yaml.
 
 usage: python scripts/results/signatures_as_json.py [FOLDER]        FOLDER: data/signatures unless given
-
-The functions of a module are all in one file: train.jsonl, validation.jsonl or test.jsonl, of different signatures.
+Those of a module are all in one file: train.jsonl, validation.jsonl or test.jsonl; none is in two.
 """
 
 import ast
@@ -17,7 +16,7 @@ TASK = (
     'without a default; "optional", an object of the other arguments and their defaults as texts. '
     "Answer with the JSON alone."
 )
-ROWS = {"test": 200, "validation": 60, "train": 700}
+ROWS = {"test": 200, "validation": 60, "train": 500}
 LONGEST = 100  # characters of a signature
 OTHERS = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3"}
 

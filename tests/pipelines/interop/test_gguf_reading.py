@@ -75,7 +75,7 @@ def logits_of(model, ids):
 
 def test_convert_makes_a_folder_that_plain_transformers_loads_and_which_computes_the_same(file, tmp_path, capsys):
     assert cli.main(["convert", str(file), str(tmp_path / "native")]) == 0
-    assert "tiny.gguf: weights as they were rounded to F32" in capsys.readouterr().out
+    assert "tiny.gguf: weights in fp32" in capsys.readouterr().out
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "native")
     plain = transformers.AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     assert type(model).__module__.startswith("transformers.")
