@@ -11,6 +11,7 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import locate_model
 from anyformer.pipelines.gguf_files import load_gguf, native_folder
+from tokenizers.pre_tokenizers import ByteLevel
 
 gguf = pytest.importorskip("gguf")
 
@@ -25,7 +26,7 @@ CHATML = (
 
 def written(file, pre="smollm", quantized=False):
     """A tiny LLaMA with a byte-level vocabulary as a GGUF file."""
-    alphabet = sorted(transformers.convert_slow_tokenizer.bytes_to_unicode().values())
+    alphabet = sorted(ByteLevel.alphabet())
     tokens = [*SPECIAL, *alphabet, *(pair.replace(" ", "") for pair in PAIRS)]
     writer, random = gguf.GGUFWriter(file, "llama"), np.random.default_rng(0)
     writer.add_context_length(256)
