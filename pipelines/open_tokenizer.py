@@ -5,11 +5,10 @@ class with its own constructor (GPT2Tokenizer, BertTokenizer): normalizer and pr
 """
 
 import os
-from functools import cache
 
 from .gguf_files import native_folder
 from .transformers_logging import errors_only
-from .words import say
+from .words import say_once
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 OF_MODELS = ("unk_token", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix", "ignore_merges")
@@ -88,9 +87,3 @@ def meaning(part, name: str) -> str:
         return "ByteLevel"
     trims = '"trim_offsets":true', '"trim_offsets":false'
     return text.replace(*trims) if name == "pre_tokenizer" else text
-
-
-@cache
-def say_once(sentence: str) -> None:
-    """Print a line on standard error, once in a process, and in one process of a run."""
-    say([sentence])

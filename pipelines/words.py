@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import NewType
 
 from .freed_memory import give_back
@@ -114,6 +115,12 @@ def say(sentences: Iterable[str]) -> None:
     """Print lines for the user on standard error, because programs may read the output; once for all processes."""
     for sentence in sentences if os.environ.get("RANK", "0") == "0" else ():
         print(f"anyformer: {sentence}", file=sys.stderr, flush=True)
+
+
+@cache
+def say_once(sentence: str) -> None:
+    """Print a line on standard error, once in a process, and in one process of a run."""
+    say([sentence])
 
 
 @contextmanager

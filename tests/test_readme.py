@@ -187,7 +187,7 @@ NOT_RUN = [
     NotRun("anyformer train recipe.yaml", "the recipe is what `new` writes; test_readme_having.py", is_of_the_verb),
     NotRun("anyformer predict runs/tickets ", "test_readme_having.py trains it", arguments_parse),
     NotRun("anyformer evaluate MODEL ", "any model, the Hub; test_minimal_pairs.py has its own files", asks_for_pairs),
-    NotRun("anyformer evaluate models/smollm2", "a model of a package; test_few_shot.py has its own", arguments_parse),
+    NotRun("anyformer evaluate smollm2", "a model of a package; test_few_shot.py has its own", arguments_parse),
     NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
@@ -204,7 +204,6 @@ NOT_RUN = [
     NotRun("anyformer sweep quickstart ", "three runs; test_sweep.py makes tiny ones", sweep_composes),
     NotRun("anyformer scaling quickstart ", "fifteen runs; test_scaling.py makes eight", arguments_parse),
     NotRun("anyformer convert gpt2 ", "the Hub", arguments_parse),
-    NotRun("anyformer convert models/smollm2 ", "a model of a package; test_convert.py has its own", arguments_parse),
     NotRun(
         "anyformer train imdb_classify model.name_or_path=runs/imdb_mlm 'training.lora=",
         "PEFT is no part of the dev extra; test_lora.py runs it",

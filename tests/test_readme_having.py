@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
+from anyformer.pipelines.starting.beginnings import INSTALLED
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,6 +105,7 @@ def shared(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("ANYFORMER_CACHE", str(folder / "cache"))
+        patch.delitem(INSTALLED, "decoder")  # half a gigabyte, and minutes of training
         made("anyformer new chats.jsonl")
         assert cli.main(["train", "recipe.yaml", *SMALL, "training.max_steps=2"]) == 0
     return folder
@@ -113,6 +115,7 @@ def shared(tmp_path_factory):
 def place(shared, monkeypatch):
     monkeypatch.chdir(shared)
     monkeypatch.setenv("ANYFORMER_CACHE", str(shared / "cache"))
+    monkeypatch.delitem(INSTALLED, "decoder")
     return shared
 
 

@@ -10,7 +10,7 @@ from anyformer.modeling.families import FAMILIES
 from ..adapters import refuse_adapter
 from ..errors import UserError, loading
 from ..generation import locate_model
-from ..gguf_files import is_gguf, load_gguf
+from ..gguf_files import WORDS, is_gguf, native_folder
 from ..lazy import transformers
 from ..manifest import read_json
 from ..open_tokenizer import open_tokenizer
@@ -51,18 +51,18 @@ def convert(
     Raises:
         UserError: the model is not found or has no twin, the destination is in use, or the logits differ.
     """
-    destination = destination_folder(destination)
-    if is_gguf(source) and to in (None, "native"):
-        record = Record.now(source)
-        model, tokenizer, words = load_gguf(source)
-        save([model, tokenizer], destination, source, {"converted_from": source, CONVERTED: record.weights})
-        return f"{words}; written to {destination}"
-    source = locate_model(str(source))
-    refuse_adapter(source)
-
     from .conversion import from_native, load_config, load_model, to_native
 
     transformers.utils.logging.disable_progress_bar()
+    destination = destination_folder(destination)
+    if is_gguf(source) and to in (None, "native"):
+        folder = Path(native_folder(source))
+        facts = {"converted_from": str(source), CONVERTED: Record.now(folder).weights}
+        save([load_model(folder), saved_tokenizer(str(folder), False)], destination, str(folder), facts)
+        return f"{(folder / WORDS).read_text(encoding='utf-8')}; written to {destination}"
+    source = locate_model(str(source))
+    refuse_adapter(source)
+
     trust, record = {"trust_remote_code": trust_remote_code}, Record.now(source)
     if to in FAMILIES_MADE:
         return change_family(source, destination, to, trust)

