@@ -9,7 +9,8 @@ import copy
 import json
 import warnings
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from .transformers_logging import errors_only, unsaid
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
 NF4 = "nf4"  # of training.lora.base: 4 bits by bitsandbytes
+TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 # Of a linear layer's weight: 4 bits, a byte for the scale of 64, and 4 for the scale of 256 scales (norms: 2 or 4).
 BYTES_OF_BASE = {"float32": 4.0, "bfloat16": 2.0, NF4: 0.5 + 1 / 64 + 4 / (64 * 256)}
 PREFIX = "base_model.model."  # of the names of weights in an adapter's file
@@ -46,6 +48,8 @@ HEADS_OF_TASKS = {
     "TOKEN_CLS": "AutoModelForTokenClassification",
     "QUESTION_ANS": "AutoModelForQuestionAnswering",
 }
+# The base in place of the one that an adapter names: --base-model of a command.
+_base_instead: ContextVar[str | None] = ContextVar("base_instead", default=None)
 
 
 @contextmanager
@@ -77,12 +81,40 @@ def task_of(folder: str | Path) -> str | None:
     return _config(folder).get("task_type")
 
 
+@contextmanager
+def on_base(name_or_path: str) -> Iterator[None]:
+    """Inside, adapters are of this base: what they name may be a folder of another machine."""
+    token = _base_instead.set(name_or_path)
+    try:
+        yield
+    finally:
+        _base_instead.reset(token)
+
+
 def base_of(folder: str | Path) -> str:
     """The base model of an adapter: a folder or a repository on the Hub. Raises UserError where it names none."""
+    if (instead := _base_instead.get()) is not None:
+        return native_folder(instead)
     file, base = Path(folder).expanduser() / ADAPTER_CONFIG, _config(folder).get("base_model_name_or_path")
     if not base:
-        raise UserError(f"{file} names no base_model_name_or_path; write there the model that it was trained on")
-    return base
+        raise UserError(f"{file} names no base_model_name_or_path; say it by --base-model NAME")
+    return native_folder(base)
+
+
+def check_base_found(folder: str | Path) -> None:
+    """Raise UserError for an adapter whose base is no folder here, nor a repository that can be had."""
+    base = base_of(folder)
+    if not Path(base).expanduser().is_dir() and _commit_of(base) is None:
+        raise UserError(f"{folder} is an adapter of {base}, which is not found here; name it by --base-model NAME")
+
+
+def tokenizer_place(name_or_path: str | Path) -> str:
+    """The folder or repository of a model's tokenizer or image processor: an adapter's own, else that of its base."""
+    folder = Path(name_or_path).expanduser()
+    names = (*TOKENIZERS, "preprocessor_config.json")
+    if is_adapter(folder) and not any((folder / name).is_file() for name in names):
+        return base_of(folder)
+    return native_folder(name_or_path)
 
 
 def weights_identity(name_or_path: str | Path, *, shown: bool = False, alone: bool = False) -> list[str | None]:
@@ -199,6 +231,7 @@ def need_peft(what: str) -> None:
 
 def load_config(name_or_path: str | Path, **kwargs):
     """AutoConfig.from_pretrained; for an adapter the config of the adapted model."""
+    import transformers
     from transformers import AutoConfig
 
     name_or_path = native_folder(name_or_path)
@@ -209,7 +242,11 @@ def load_config(name_or_path: str | Path, **kwargs):
     if adapted.is_file():
         return AutoConfig.from_pretrained(str(adapted), **kwargs)
     config = AutoConfig.from_pretrained(base_of(name_or_path), **kwargs)
-    if task_of(name_or_path) in ("SEQ_CLS", "TOKEN_CLS"):
+    task = task_of(name_or_path)
+    if task in HEADS_OF_TASKS:
+        with suppress(KeyError, AttributeError):  # of a class that comes with the base
+            config.architectures = [getattr(transformers, HEADS_OF_TASKS[task])._model_mapping[type(config)].__name__]
+    if task in ("SEQ_CLS", "TOKEN_CLS"):
         for name, (classes, *_) in whole_weights(name_or_path).items():
             if name.endswith(CLASSIFIERS):
                 config.num_labels = classes
@@ -279,19 +316,20 @@ def _attached(auto_class, folder: Path, dequantized: bool, **kwargs):
     changed to its values, and one of 16 bits to float32, so that a sum with them is not rounded. Raises UserError where
     the two are not of each other, or not those of the training.
     """
+    import torch
     from peft import PeftModel, get_peft_model_state_dict
 
     names = check_weights(folder)
     check_base(folder)
-    recorded = recorded_base(folder, kwargs["config"])
+    asked = kwargs.get("dtype")
     try:
         with quiet_peft(), errors_only():
-            base, info = _base(auto_class, folder, **(kwargs | recorded))
+            base, info = _base(auto_class, folder, **(kwargs | recorded_base(folder, kwargs["config"])))
+            wide = asked if isinstance(asked, torch.dtype) else torch.promote_types(base.dtype, torch.float32)
             if dequantized and getattr(base, "hf_quantizer", None) is not None:
-                base = base.dequantize()  # before a first pass, which may pack the weights anew
+                base = base.dequantize(wide)  # before a first pass, which may pack the weights anew
                 base.hf_quantizer = None
-            if dequantized and recorded:
-                base = base.float()
+            base = base.to(wide) if dequantized else base
             whole_in_fp32(base, _config(folder).get("modules_to_save") or ())
             adapted = PeftModel.from_pretrained(base, str(folder))
     except (RuntimeError, KeyError, NotImplementedError) as error:
@@ -329,13 +367,16 @@ def whole_in_fp32(model, names: Collection[str]) -> None:
 def load_model(auto_class, name_or_path: str | Path, output_loading_info: bool = False, **kwargs):
     """`auto_class.from_pretrained`; for an adapter its base with the adapter attached, not merged.
 
-    Raises UserError for an adapter where PEFT is not installed, and for one that is damaged or not of its base.
+    Raises UserError for an adapter where PEFT is not installed, for one that is damaged or not of its base, and for a
+    learned prompt, which PEFT's own model puts before texts: it is no part of the base's.
     """
     if not is_adapter(name_or_path):
         name_or_path = native_folder(name_or_path)
         return auto_class.from_pretrained(name_or_path, output_loading_info=output_loading_info, **kwargs)
     need_peft(f"{name_or_path} is an adapter and")
     folder = Path(name_or_path).expanduser()
+    if "num_virtual_tokens" in _config(folder):
+        raise _of_no_weight(folder)
     if kwargs.get("config") is None:
         trust = {name: kwargs[name] for name in ("trust_remote_code",) if name in kwargs}
         kwargs["config"] = load_config(folder, **trust)
@@ -356,13 +397,17 @@ def give_generation_config(model, folder: str | Path) -> None:
 def load_merged(auto_class, folder: str | Path, **kwargs):
     """Return (the base with the adapter merged into its weights, names of weights that neither of the two has).
 
-    kwargs: as for from_pretrained. Raises UserError where PEFT is not installed, and as merge_weights does.
+    kwargs: as for from_pretrained; without a dtype the sum is float32, or float64. Raises UserError as check_mergeable
+    does, and for an adapter that fits its base but cannot be added to its weights, such as one with a bias of its own.
     """
-    need_peft(f"{folder} is an adapter and")
+    check_mergeable(folder)
     folder = Path(folder).expanduser()
     kwargs["config"] = kwargs.get("config") or load_config(folder)
     adapted, lacking = _attached(auto_class, folder, True, **kwargs)
-    merged = merge_weights(adapted, folder)
+    try:
+        merged = merge_weights(adapted)
+    except (RuntimeError, NotImplementedError) as error:
+        raise UserError(f"{folder} cannot be added to its base: {first_line(error).rstrip('.')}") from error
     give_generation_config(merged, folder)
     broken = [name for name, weight in merged.named_parameters() if not weight.isfinite().all()]
     if broken:
@@ -370,21 +415,30 @@ def load_merged(auto_class, folder: str | Path, **kwargs):
     return merged.requires_grad_(True), lacking  # PEFT had frozen the base
 
 
-def merge_weights(adapted, folder: str | Path):
+def check_mergeable(folder: str | Path) -> None:
+    """Raise UserError where PEFT is missing, and for an adapter that is no part of a weight, as a learned prompt."""
+    need_peft(f"{folder} is an adapter and")
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+    if not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(_config(folder).get("peft_type")), "merge_and_unload"):
+        raise _of_no_weight(folder)
+
+
+def _of_no_weight(folder: str | Path) -> UserError:
+    return UserError(
+        f"{folder} is an adapter of peft_type={_config(folder).get('peft_type')}, which adds to no weight of its base; "
+        f"use it with PEFT, or train one that can be merged, such as LORA"
+    )
+
+
+def merge_weights(adapted):
     """A PeftModel -> its model, the adapter merged into its weights.
 
-    Where token embeddings and head are tied and one of them is adapted, they are untied: PEFT would change both. Raises
-    UserError, naming the adapter's folder, for an adapter that is no part of a weight, such as a learned prompt.
+    Where token embeddings and head are tied and one of them is adapted, they are untied: PEFT would change both.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from torch import nn
 
-    if not hasattr(adapted.base_model, "merge_and_unload"):
-        kind = _config(folder).get("peft_type")
-        raise UserError(
-            f"{folder} is an adapter of peft_type={kind}, which adds to no weight of its base; "
-            f"use it with PEFT, or train one that can be merged, such as LORA"
-        )
     model = adapted.get_base_model()
     ends = model.get_input_embeddings(), model.get_output_embeddings()
     if any(isinstance(end, BaseTunerLayer) for end in ends):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .adapters import base_of, is_adapter, load_config, load_model
+from .adapters import base_of, check_base_found, is_adapter, load_config, load_model
 from .backends import AUTO, backend_arguments, check_attention, check_experts, check_got, explain, is_half
 from .chat_templates import ChatTemplate
 from .errors import CANNOT_LOAD, UserError, did_you_mean, first_line, loading_reason
@@ -34,6 +34,7 @@ def locate_model(name_or_path: str, what: str = "MODEL") -> str:
         if _holds_model(folder):
             check_saved_files(folder, what)
             if is_adapter(folder):
+                check_base_found(folder)
                 check_readable(base_of(folder))
             return str(folder)
         checkpoints = [path for path in folder.glob("checkpoint-*") if _holds_model(path)]

@@ -6,7 +6,7 @@ class with its own constructor (GPT2Tokenizer, BertTokenizer): normalizer and pr
 
 import os
 
-from .gguf_files import native_folder
+from .adapters import tokenizer_place
 from .transformers_logging import errors_only
 from .words import say_once
 
@@ -17,11 +17,11 @@ OF_MODELS = ("unk_token", "byte_fallback", "continuing_subword_prefix", "end_of_
 def open_tokenizer(source: str | os.PathLike, trust_remote_code: bool = False):
     """AutoTokenizer.from_pretrained; where the class differs from tokenizer.json, the file's tokenizer, which is said.
 
-    source: a folder or a repository on the Hub. Raises what from_pretrained raises.
+    source: a folder or a repository on the Hub, or an adapter. Raises what from_pretrained raises.
     """
     import transformers
 
-    source, plain = native_folder(source), transformers.PreTrainedTokenizerFast
+    source, plain = tokenizer_place(source), transformers.PreTrainedTokenizerFast
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     is_native = type(tokenizer).__module__.startswith("transformers.models.")
     if not (is_native and tokenizer.is_fast and has_file(source, "tokenizer.json")):

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from ..errors import UnknownName, UserError, first_line, reader_left
@@ -29,7 +30,8 @@ def main(argv: Sequence[str]) -> int:
         load_plugins(known.plugin)  # before the rest is parsed, so that help and errors know their names
         args = parse(words)
         args.argv, args.plugins, args.entry = argv, known.plugin, main
-        code = args.run(args) or 0
+        with _on_base(args):
+            code = args.run(args) or 0
         sys.stdout.flush()  # here, where a pipe whose reader has left can still be handled
         return code
     except UserError as error:
@@ -55,6 +57,21 @@ def main(argv: Sequence[str]) -> int:
             return _fail(sentence, EXIT_USER_ERROR, debug)
         description = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {description[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
+
+
+def _on_base(args):
+    """Inside, the adapters that a command names are of --base-model. Raises UserError where it names none of them."""
+    if (base := getattr(args, "base_model", None)) is None:
+        return nullcontext()
+    from ..adapters import is_adapter, on_base, refuse_adapter
+    from ..generation import locate_model
+
+    models = [getattr(args, name) for name in ("model", "adapter") if hasattr(args, name)]
+    models = getattr(args, "models", models)
+    if not any(map(is_adapter, models)):
+        raise UserError(f"--base-model={base} is the base of an adapter, and {models[0]} is none; leave it out")
+    refuse_adapter(base)
+    return on_base(locate_model(base, "--base-model"))
 
 
 def _fail(sentence: str, code: int, debug: bool) -> int:

@@ -39,6 +39,7 @@ VERBS = {
     "completion": "a script by which bash, zsh or fish complete commands",
 }
 WITHOUT_MODEL = ("list", "publish", "completion")  # these verbs load no model
+OF_ADAPTERS = ("evaluate", "predict", "generate", "chat", "export", "merge")  # their models may be adapters
 PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 
@@ -141,6 +142,9 @@ def build_parser(loaded: Iterable[str | None] = VERBS) -> Parser:
         if name not in WITHOUT_MODEL:
             trust_help = "run model code that comes with the model"
             verbs.choices[name].add_argument("--trust-remote-code", action="store_true", help=trust_help)
+        if name in OF_ADAPTERS:
+            base_help = "the base of an adapter, where the one that it names is not on this machine"
+            verbs.choices[name].add_argument("--base-model", type=os.path.expanduser, metavar="NAME", help=base_help)
         # After the verb as well; without a default, which would overwrite `anyformer --debug train`.
         add_common(verbs.choices[name], default=argparse.SUPPRESS)
     return parser

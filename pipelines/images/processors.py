@@ -12,7 +12,7 @@ import transformers
 # transformers < 5.23: from `transformers` itself the class would need torchvision.
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-from ..adapters import load_config
+from ..adapters import load_config, tokenizer_place
 from ..data.account import READ_AS, Account
 from ..data.documents import in_batches
 from ..data.examples import Examples
@@ -31,7 +31,7 @@ BATCH = 256  # images decoded and resized at once
 def load_image_processor(name: str, trust_remote_code: bool):
     """The image processor of a checkpoint; raises UserError where there is none."""
     with loading(f"model.name_or_path={name!r}: its image processor"), errors_only():  # no warning about torchvision
-        return AutoImageProcessor.from_pretrained(name, trust_remote_code=trust_remote_code)
+        return AutoImageProcessor.from_pretrained(tokenizer_place(name), trust_remote_code=trust_remote_code)
 
 
 def image_gpt_processor(side: int):

@@ -3,11 +3,12 @@
 import json
 import os
 import shutil
+from functools import partial
 from pathlib import Path
 
 from anyformer.modeling.families import FAMILIES
 
-from ..adapters import refuse_adapter
+from ..adapters import TOKENIZERS, refuse_adapter, tokenizer_place
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..gguf_files import WORDS, is_gguf, native_folder
@@ -184,11 +185,9 @@ def copy_modules(source: Path, destination: Path) -> None:
 
 def saved_tokenizer(source: str, trust_remote_code: bool):
     """The source's tokenizer, or None. It is loaded, not copied: some are chosen by the config's model_type."""
-    names = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-    files = (
-        transformers.utils.cached_file(source, name, _raise_exceptions_for_missing_entries=False) for name in names
-    )
-    if not any(files):
+    source = tokenizer_place(source)
+    find = partial(transformers.utils.cached_file, source, _raise_exceptions_for_missing_entries=False)
+    if not any(map(find, TOKENIZERS)):
         return None
     with loading(f"MODEL={source}: its tokenizer"):
         return forget_loading(open_tokenizer(source, trust_remote_code))
@@ -198,7 +197,7 @@ def saved_image_processor(source: str, to: str, trust_remote_code: bool):
     """The source's image processor, or None; for a native model, transformers' own if it computes the same."""
     from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
-    utils = transformers.utils
+    utils, source = transformers.utils, tokenizer_place(source)
     if utils.cached_file(source, utils.IMAGE_PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False) is None:
         return None
     with loading(f"MODEL={source}: its image processor"):

@@ -206,7 +206,7 @@ def save_final(session: Session, trainer) -> None:
     folder, lora = session.folder.path, session.recipe.training.lora
     staged = folder / STAGING / "final"
     if lora is not None and lora.merge:
-        trainer.model = merge_weights(trainer.model.float(), folder)  # the sum is not rounded to the base's dtype
+        trainer.model = merge_weights(trainer.model.float())  # the sum is not rounded to the base's dtype
     trainer.save_model(str(staged), _internal_call=True)
     trainer.accelerator.wait_for_everyone()
     if session.is_main:

@@ -100,7 +100,7 @@ def test_a_base_is_the_one_of_the_training_by_its_weights_alone(adapter, change,
     of_training = weights_identity(base, alone=True) if change != "of the Hub" else ["owner/base@0123"]
     (folder / "run.json").write_text(json.dumps({"data": {"base_weights": of_training}}))
     if change == "edited":  # what people write into a model's folder
-        for name in ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", "README.md", "run.json"):
+        for name in ("generation_config.json", "chat_template.jinja", "README.md", "run.json"):
             (base / name).write_text("{}")
     elif change == "moved":
         shutil.copytree(base, tmp_path / "elsewhere")

@@ -1,0 +1,195 @@
+"""Adapters that PEFT alone has saved, and bases in another place: every command computes what PEFT does."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_tokenizers import of_words
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+peft = pytest.importorskip("peft")
+
+SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 40}
+SIZES |= {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+WORDS = ["<pad>", "<unk>", "the", "a", "cat", "dog", "sat", "ran", "so", "it", *(f"word{n}" for n in range(30))]
+ROUNDED = 5e-2  # of the largest logit: a sum is rounded to bf16, whose steps are 2^-8 of a number
+WEIGHTS = "adapter_model.safetensors"
+TARGETS = {"target_modules": ["q_proj", "down_proj"]}
+KINDS = {
+    "lora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", **TARGETS),
+    "rslora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", use_rslora=True, **TARGETS),
+    "dora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", use_dora=True, **TARGETS),
+    "rows": lambda: peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=["embed_tokens", "lm_head"], **TARGETS),
+    "ia3": lambda: peft.IA3Config(task_type="CAUSAL_LM", feedforward_modules=["down_proj"], **TARGETS),
+}
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    """A function: make an adapter as PEFT saves it, on a base in the folder `base` -> (its folder, PEFT's model)."""
+
+    def make(config, auto=AutoModelForCausalLM, rows=None, **how):
+        tokenizer = of_words(WORDS, unk="<unk>", pad="<pad>", eos="<pad>")
+        if not (tmp_path / "base").exists():
+            LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "base")
+            tokenizer.save_pretrained(tmp_path / "base")
+        base = auto.from_pretrained(tmp_path / "base", **how)
+        folder = tmp_path / "adapter"
+        if rows:
+            base.resize_token_embeddings(rows, mean_resizing=False)
+            tokenizer.save_pretrained(folder)
+        model = peft.get_peft_model(base, config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.1 * torch.randn_like(parameter))
+        model.save_pretrained(folder)
+        return folder, model
+
+    return make
+
+
+def written(model, tokenizer, prompt: str) -> str:
+    inputs = tokenizer(prompt, return_tensors="pt")
+    ids = model.generate(**inputs, max_new_tokens=6, do_sample=False, pad_token_id=0)[0]
+    return tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_command_answers_as_peft_computes_it(kind, adapter, command, tmp_path, capsys, monkeypatch):
+    folder, model = adapter(KINDS[kind](), rows=47 if kind == "rows" else None)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    expected = written(model, tokenizer, "the cat")
+    pairs = [{"sentence_good": "a cat sat", "sentence_bad": "sat a cat"}]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
+    assert command("merge", folder, tmp_path / "merged") == 0
+    assert "argmax equal in 100.0%" in capsys.readouterr().out
+    scores = []
+    for source in (folder, tmp_path / "merged"):
+        how = ("--max-new-tokens", "6", "--greedy")
+        assert command("generate", source, "the cat", *how) == 0
+        assert expected in capsys.readouterr().out
+        monkeypatch.setattr(sys, "stdin", io.StringIO("the cat\n"))
+        assert command("chat", source, *how) == 0
+        assert expected.removeprefix("the cat").strip() in capsys.readouterr().out
+        assert command("evaluate", source, tmp_path / "pairs.jsonl", "--predictions", tmp_path / "scores.jsonl") == 0
+        scores.append([json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()])
+    of_adapter, of_merged = ([row["good_score"] for row in each] for each in scores)
+    assert of_adapter == pytest.approx(of_merged, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["prompt", "prefix", "own bias"])
+def test_what_is_no_part_of_a_weight_is_one_sentence(kind, adapter, command, tmp_path, capsys):
+    own = peft.LoraConfig(task_type="CAUSAL_LM", lora_bias=True, **TARGETS)
+    prompts = {"prompt": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
+    folder, _ = adapter(own if kind == "own bias" else prompts[kind](task_type="CAUSAL_LM", num_virtual_tokens=4))
+    assert command("merge", folder, tmp_path / "merged") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert ("cannot be added to its base" if kind == "own bias" else "which adds to no weight of its base") in error
+    assert command("generate", folder, "the cat", "--max-new-tokens", "2") == (0 if kind == "own bias" else 2)
+    assert not (tmp_path / "merged").exists()
+
+
+def test_a_head_that_peft_put_on_a_base_answers_rows(adapter, command, tmp_path, capsys):
+    settings = peft.LoraConfig(task_type="SEQ_CLS", **TARGETS)
+    folder, model = adapter(settings, AutoModelForSequenceClassification, num_labels=3)
+    texts = ["a cat sat", "the dog", "so it ran word1", "word7 word9"]
+    (tmp_path / "rows.csv").write_text("\n".join(["text", *texts]))
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
+    logits = [model(**tokenizer(text, return_tensors="pt")).logits[0] for text in texts]
+    scores = [one.softmax(-1).max().item() for one in logits]
+    assert command("merge", folder, tmp_path / "merged") == 0
+    for source in (folder, tmp_path / "merged"):
+        capsys.readouterr()
+        assert command("predict", source, tmp_path / "rows.csv") == 0
+        answers = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+        assert [answer["prediction"] for answer in answers] == [f"LABEL_{one.argmax()}" for one in logits]
+        assert [answer["score"] for answer in answers] == pytest.approx(scores, abs=1e-3)
+
+
+def test_a_base_in_another_place_is_named_and_compared_with_that_of_the_training(adapter, command, tmp_path, capsys):
+    from anyformer.pipelines.adapters import weights_identity
+
+    folder, _ = adapter(KINDS["lora"]())
+    start = ("generate", folder, "the cat", "--greedy", "--max-new-tokens", "6")
+    assert command(*start) == 0
+    expected, here = capsys.readouterr().out, tmp_path / "elsewhere"
+    (tmp_path / "rows.csv").write_text("text\na cat\n")
+    (folder / "run.json").write_text(
+        json.dumps({"data": {"base_weights": weights_identity(tmp_path / "base", alone=True)}})
+    )
+    shutil.move(tmp_path / "base", here)
+    for refused in (start, ("merge", folder, tmp_path / "merged"), ("predict", folder, tmp_path / "rows.csv")):
+        assert command(*refused) == 2
+        assert "which is not found here; name it by --base-model NAME" in capsys.readouterr().err
+    assert command(*start, "--base-model", here) == 0
+    assert capsys.readouterr().out.splitlines()[0] == expected.splitlines()[0]
+    assert command("merge", folder, tmp_path / "merged", "--base-model", here) == 0
+    capsys.readouterr()
+    for words, sentence in (
+        (("generate", here, "the cat", "--base-model", here), "is the base of an adapter, and"),
+        ((*start, "--base-model", tmp_path / "nowhere"), "--base-model="),
+        ((*start, "--base-model", folder), "is an adapter"),
+    ):
+        assert command(*words) == 2
+        assert sentence in capsys.readouterr().err
+    weights = load_file(here / "model.safetensors")
+    save_file({name: x + 0.1 for name, x in weights.items()}, here / "model.safetensors", {"format": "pt"})
+    assert command(*start, "--base-model", here) == 2
+    assert "has other weights than when it was trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit", "bfloat16"])
+def test_a_sum_with_a_base_of_few_bits_is_that_of_its_values_and_has_16(bits, adapter, command, tmp_path, capsys):
+    how = {"dtype": torch.bfloat16}
+    if bits != "bfloat16":
+        pytest.importorskip("bitsandbytes")
+        how["quantization_config"] = BitsAndBytesConfig(**{bits: True})
+    LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "wide")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "wide", **how).save_pretrained(tmp_path / "base")
+    folder, model = adapter(KINDS["lora"]())
+    ids = torch.arange(1, 9)[None]
+    expected = model(ids).logits.detach().float()
+    assert command("merge", folder, tmp_path / "merged") == 0
+    assert "parameters in bfloat16" in capsys.readouterr().out
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    assert merged.dtype == torch.bfloat16 and not hasattr(merged.config, "quantization_config")
+    tolerance = ROUNDED * expected.abs().max().item()
+    torch.testing.assert_close(merged(ids).logits.float(), expected, atol=tolerance, rtol=0)
+
+
+ALONE = """
+import sys
+sys.modules["anyformer"] = None
+import torch
+from peft import PeftModel
+from transformers import AutoModel, AutoModelForCausalLM
+merged, base, adapter = sys.argv[1:]
+ids = torch.arange(1, 9)[None]
+AutoModel.from_pretrained(merged)
+one = AutoModelForCausalLM.from_pretrained(merged).eval()(ids).logits
+other = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()(ids).logits
+torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
+print("equal")
+"""
+
+
+def test_without_anyformer_what_goes_out_is_loaded(adapter, command, tmp_path):
+    folder, _ = adapter(KINDS["lora"]())
+    assert command("merge", folder, tmp_path / "merged") == 0
+    words = [sys.executable, "-c", ALONE, tmp_path / "merged", tmp_path / "base", folder]
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "equal" in done.stdout, done.stderr
