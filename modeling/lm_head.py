@@ -140,19 +140,19 @@ class LanguageModelHead(nn.Linear):
         return loss, losses.view(labels.shape)
 
 
-def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing: float = 0.0):
+def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing=0.0, finish=None):
     """(B, T, D) and labels (B, T), aligned with the predictions -> (scalar loss, (B, T) losses), without the logits.
 
     The (B, T) losses are cross-entropies without smoothing and without gradients; 0 for labels that are not counted.
     A LanguageModelHead computes them from its weight. Tensor parallelism splits that weight and hooks the head
     (transformers sets `_is_hooked`), and PEFT wraps heads. Such heads compute logits, a chunk at a time and again in
-    the backward pass.
+    the backward pass. finish: scales and caps these logits, where the head does not.
     """
     if isinstance(head, LanguageModelHead) and not getattr(head, "_is_hooked", False):
         return head(hidden_states, labels, num_items_in_batch, label_smoothing)
 
     def chunk_losses(hidden, targets):
-        logits = head(hidden)
+        logits = head(hidden) if finish is None else finish(head(hidden))
         losses = cross_entropy(logits, targets, "none")
         total = cross_entropy(logits, targets, "sum", label_smoothing) if label_smoothing else losses.sum()
         return total, losses.detach()

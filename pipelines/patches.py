@@ -33,6 +33,7 @@ PATCHES = (
         "transformers.distributed.mixin",
         "Trainer would wrap a stage in DDP, which is for processes with the same weights: pipeline",
     ),
+    Patch("__class__", "transformers.modeling_utils", "causal models and heads that give losses: without_logits"),
     # transformers < 5.23
     Patch("_setup_devices", "transformers.training_args", "cpu:0 and cpu:1 are devices that torch loads nothing onto"),
     Patch("_n_gpu", "transformers.training_args", "nn.DataParallel's replicas return no sum over labels: evaluate"),

@@ -40,7 +40,7 @@ def main() -> int:
 
 def all_classes() -> list[str]:
     """kind:type of every class, without types that are older names of other types."""
-    from anyformer.pipelines.checks.twin import KINDS, classes
+    from anyformer.pipelines.twin import KINDS, classes
     from transformers import CONFIG_MAPPING
 
     return [f"{kind}:{name}" for kind in KINDS for name in classes(kind) if name in CONFIG_MAPPING]
@@ -91,7 +91,7 @@ def asked(name: str, laws: list[str]) -> dict:
     import torch
     from anyformer.pipelines.checks.check_report import report_of
     from anyformer.pipelines.checks.made import subject_of_type
-    from anyformer.pipelines.checks.twin_rows import NOT_ASKED
+    from anyformer.pipelines.twin_rows import NOT_ASKED
 
     torch.set_num_threads(1)
     kind, model_type = name.split(":")

@@ -26,6 +26,8 @@ LEAVES = {
     "plugins",
     "positions",
     "transformers_logging",
+    "twin",
+    "twin_rows",
     "words",
 }
 ABOVE = {"api"}

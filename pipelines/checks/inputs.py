@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from .twin import special_tokens
+from ..twin import special_tokens
 
 
 def _siglip2(config: PreTrainedConfig, rows: int) -> dict[str, Tensor]:

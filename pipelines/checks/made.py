@@ -15,8 +15,8 @@ from ..plugins import objective_of
 from ..recipes.preset_run import planned_recipe
 from ..recipes.recipe_files import shipped
 from ..transformers_logging import errors_only
+from ..twin import KINDS, classes, constructor, kind_of, tiny_config, tiny_model
 from .subject import Subject
-from .twin import KINDS, classes, constructor, kind_of, tiny_config, tiny_model
 
 SEED = 0
 FIRST = ("seq2seq", "masked", "causal", "image")  # the first of these that a model type has is checked

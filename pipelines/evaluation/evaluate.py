@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset
 from ..adapters import load_config, load_model
 from ..backends import backend_arguments, backends_of, check_got, explain, is_half
 from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
+from ..likelihoods.without_logits import without_logits
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.answers import FinishedModel
 from ..objectives.base import Objective
@@ -308,6 +309,7 @@ def evaluate_rows(
     """
     learns = data.learns()
     learns.adapt(model)
+    without_logits(model)
     with tempfile.TemporaryDirectory(prefix="anyformer-evaluate-") as folder:
         scratch = replace(recipe, training=replace(recipe.training, output_dir=folder))  # Trainer needs a folder
         arguments = training_arguments(scratch)

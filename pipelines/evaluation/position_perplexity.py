@@ -12,6 +12,7 @@ from anyformer.modeling.lm_head import shift_left
 from ..data.rows import evenly_spread
 from ..errors import UserError
 from ..likelihoods.token_log_probs import token_log_probs
+from ..likelihoods.without_logits import without_logits
 from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
 from ..plugins import objective_of
@@ -56,6 +57,7 @@ def evaluate_by_position(recipe: Recipe, split: str, max_examples: int | None = 
         raise UserError(f"objective.sequence_length={rows.sequence_length}: all documents of {rows.name} are shorter")
     whole = [whole[i] for i in evenly_spread(len(whole), max_examples or len(whole))]
     model = load_placed(data.objective.auto_class, recipe)
+    without_logits(model)
     sums = nll_by_position(model, rows, whole, recipe.training.evaluation_rows)
     facts = {"split": split, "rows": len(whole), "max_examples": max_examples, "recipe": recipe.to_dict()}
     facts |= {"trained_length": trained_length(name, config), **in_buckets(sums / len(whole))}

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from ..data.batch_keys import IGNORE_INDEX
 from ..lazy import torch
+from ..likelihoods.token_log_probs import OfTokens
 
 
 class OwnLoss(ABC):
@@ -42,6 +43,17 @@ class OwnLoss(ABC):
     def logits(self, outputs, batch: dict) -> "torch.Tensor":
         """(B, ...): what Scores.predictions takes."""
         return outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+
+    def of_tokens(self, batch: dict, label_smoothing: float = 0.0) -> OfTokens | None:
+        """All that the loss needs of the logits, for models that need not make them; None: it needs them."""
+        return None
+
+    def values(self, outputs, batch: dict, label_smoothing: float = 0.0) -> "tuple[torch.Tensor, ...]":
+        """What `of_tokens` asks for, from a model's outputs."""
+        if isinstance(outputs, dict) and outputs.get("of_tokens") is not None:
+            return outputs["of_tokens"]
+        asked = self.of_tokens(batch, label_smoothing)
+        return asked.compute(OwnLoss.logits(self, outputs, batch)[asked.places], *asked.beside)
 
 
 class WeightedClasses(OwnLoss):

@@ -12,7 +12,7 @@ from ..data.rows import Rows
 from ..errors import UserError, loading
 from ..generation import locate_model
 from ..lazy import np, torch, transformers
-from ..likelihoods.token_log_probs import log_probs, token_log_probs
+from ..likelihoods.token_log_probs import of_log_probs, spread, token_log_probs
 from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..storage.cache import sha
@@ -256,11 +256,13 @@ def log_probabilities(
 
     loaded: as `loaded_as` gives it. collate: a PairCollator.
     """
+    from ..likelihoods.without_logits import without_logits
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
         model = load_model(transformers.AutoModelForCausalLM, reference, **loaded, **trust)
+    without_logits(model)
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
     found = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
@@ -284,9 +286,12 @@ class PreferenceLoss(OwnLoss):
     def __init__(self, beta: float):
         self.beta = beta
 
+    def of_tokens(self, batch, label_smoothing=0.0):
+        return of_log_probs(answer_tokens(batch), torch.float32)
+
     def logits(self, outputs, batch):
         """(B, 2): the rewards."""
-        of_tokens = log_probs(super().logits(outputs, batch).float(), answer_tokens(batch))
+        of_tokens = spread(*self.values(outputs, batch), answer_tokens(batch))
         return self.beta * (of_pairs(of_tokens) - batch[REFERENCE])
 
     def weights_of_rows(self, batch, rows):

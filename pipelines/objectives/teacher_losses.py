@@ -2,11 +2,13 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 
 from ..data.batch_keys import IGNORE_INDEX, WORDS
 from ..data.reference import REFERENCE
 from ..data.teacher_store import LOG_PROBS, TOP_IDS
 from ..lazy import torch
+from ..likelihoods.token_log_probs import OfTokens
 from .losses import Cosine, OwnLoss
 
 OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE)  # keys of rows and batches for the loss, not the model
@@ -65,7 +67,7 @@ class TokenLesson(Lesson):
     p towards them (Anshumann et al. 2025).
 
     shifts: whether labels stand beside their own token, predicted one position earlier. size: ids of the tokenizer; the
-    KL ignores further logits. ask: batch without labels -> teacher's logits (B, T, V); None: stored in the batch.
+    KL ignores further logits. ask: as Teacher.states; None: the teacher's answers are stored in the batch.
     """
 
     def __init__(self, weight: float, temperature: float, shifts: bool, size: int, ask: Callable | None = None):
@@ -80,25 +82,38 @@ class TokenLesson(Lesson):
     def weights(self, batch):
         return self._counted(batch)[0].sum(dim=-1)
 
-    def total(self, outputs, batch, label_smoothing=0.0):
+    def of_tokens(self, batch, label_smoothing=0.0):
         counted, labels = self._counted(batch)
-        logits = self.logits(outputs, batch)[counted].float()  # (N, V)
-        options = {"reduction": "sum", "label_smoothing": label_smoothing}
-        of_labels = torch.nn.functional.cross_entropy(logits, labels[counted], **options)
-        if not torch.is_grad_enabled():
-            return of_labels
-        divergence = self._stored if self.ask is None else self._asked
-        of_teacher = divergence(logits[:, : self.size] / self.temperature, batch, counted) * self.temperature**2
-        return self.joined(outputs, of_labels, of_teacher, counted.sum())
+        beside, divergence = (labels,), self._stored
+        if torch.is_grad_enabled() and self.ask is None:
+            beside += batch[TOP_IDS], batch[LOG_PROBS]
+        elif torch.is_grad_enabled():
+            states, logits_of = self.ask({name: x for name, x in batch.items() if name not in self.beside})
+            beside, divergence = (labels, states), partial(self._asked, logits_of)
+        compute = partial(self._sums, divergence, label_smoothing)
+        return OfTokens(compute, counted, tuple(of_places[counted] for of_places in beside))
 
-    def _asked(self, logits, batch: dict, counted) -> "torch.Tensor":
-        inputs = {name: x for name, x in batch.items() if name not in self.beside}
-        teacher = self.ask(inputs)[counted][:, : self.size].float() / self.temperature
+    def _sums(self, divergence: Callable, label_smoothing: float, logits, labels, *of_teacher) -> tuple:
+        """(1,), the sum of the labels' losses, and beside answers of the teacher (1,), that of its losses."""
+        logits, options = logits.float(), {"reduction": "sum", "label_smoothing": label_smoothing}
+        of_labels = torch.nn.functional.cross_entropy(logits, labels, **options)[None]
+        if not of_teacher:
+            return (of_labels,)
+        of_teacher = divergence(logits[:, : self.size] / self.temperature, *of_teacher) * self.temperature**2
+        return of_labels, of_teacher[None]
+
+    def total(self, outputs, batch, label_smoothing=0.0):
+        of_labels, *of_teacher = (value.sum() for value in self.values(outputs, batch, label_smoothing))
+        return self.joined(outputs, of_labels, *of_teacher, self.weight(batch)) if of_teacher else of_labels
+
+    def _asked(self, logits_of: Callable, logits, states) -> "torch.Tensor":
+        with torch.autocast(states.device.type, enabled=False):  # as the states were made
+            teacher = logits_of(states)[:, : self.size].float() / self.temperature
         p, q = logits.log_softmax(-1), teacher.log_softmax(-1)
         return torch.nn.functional.kl_div(p, q, reduction="sum", log_target=True)
 
-    def _stored(self, logits, batch: dict, counted) -> "torch.Tensor":
-        ids, q = batch[TOP_IDS][counted], batch[LOG_PROBS][counted].log_softmax(-1)  # renormalised: stored as float16
+    def _stored(self, logits, ids, log_probs) -> "torch.Tensor":
+        q = log_probs.log_softmax(-1)  # renormalised: stored as float16
         others = logits.scatter(-1, ids, float("-inf")).logsumexp(-1, keepdim=True)
         p = torch.cat([logits.gather(-1, ids), others], dim=-1) - logits.logsumexp(-1, keepdim=True)
         return torch.nn.functional.kl_div(p, q, reduction="sum", log_target=True)

@@ -1,5 +1,6 @@
 """The teacher of a distillation: a saved model, never trained, and loaded when it is first used."""
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ..adapters import is_adapter, load_config, load_model
 from ..data.account import Account
 from ..errors import UserError, loading
 from ..generation import locate_model
+from ..likelihoods.without_logits import NativeCausal, without_logits
 from ..open_tokenizer import open_tokenizer
 from ..positions import UNLIMITED, most_positions
 from ..storage.model_folder import open_model_folder
@@ -121,6 +123,7 @@ class Teacher:
             raise UserError(
                 f"{self.words} lacks the weights {', '.join(missing[:3])}; it cannot answer, train it first"
             )
+        without_logits(model)
         return self.unchanged(model.to(device).eval().requires_grad_(False))
 
     def let_go(self) -> None:
@@ -128,18 +131,24 @@ class Teacher:
         self.__dict__.pop("model", None)
 
     @torch.no_grad()
-    def logits(self, inputs: dict) -> torch.Tensor:
-        """Logits (B, T, V) of a batch without labels, to whose device the model is moved."""
+    def states(self, inputs: dict) -> tuple[torch.Tensor, Callable]:
+        """(states (B, T, any) of a batch without labels, a function: states (..., any) -> logits (..., V)).
+
+        The states are hidden ones where the model can make them alone, else its logits.
+        """
         if self.model.device != inputs["input_ids"].device:
             self.model.to(inputs["input_ids"].device)
         # Native decoders recognise packed rows by position_ids only if no cache is made.
         cache = {"use_cache": False} if self.auto_class is transformers.AutoModelForCausalLM else {}
-        return self.model(**inputs, **cache).logits
+        if isinstance(self.model, NativeCausal):
+            return self.model.hidden(**inputs, **cache), self.model.logits_of
+        return self.model(**inputs, **cache).logits, lambda logits: logits
 
     def top_tokens(self, batch: dict, size: int, top_k: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The likeliest ids (B, T, K), and log-probabilities (B, T, K + 1): theirs, and that of all others together."""
         inputs = {name: x.to(self.model.device) for name, x in batch.items() if name != "labels"}
-        logits = self.logits(inputs)[..., :size].float() / temperature
+        states, logits_of = self.states(inputs)
+        logits = logits_of(states)[..., :size].float() / temperature
         top = logits.topk(top_k)
         norm = logits.logsumexp(-1, keepdim=True)
         rest = logits.scatter(-1, top.indices, float("-inf")).logsumexp(-1, keepdim=True)

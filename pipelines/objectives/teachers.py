@@ -137,7 +137,7 @@ class TaughtTokens(Teaching):
         from .teacher_losses import TokenLesson
         from .text import shifts_labels
 
-        section, size, ask = self.section, self._shared_ids(data), self.teacher.logits
+        section, size, ask = self.section, self._shared_ids(data), self.teacher.states
         native = self.teacher.config.model_type not in FAMILIES
         if native and any(split.is_packed for split in rows.values()):
             check_documents_apart(self.teacher.model, section.name_or_path, data, rows.values(), "teacher")

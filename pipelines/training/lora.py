@@ -120,7 +120,17 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
             f"all-linear does"
         ) from error
     write(adapted, "create_or_update_model_card", lambda folder: None)
+    for module in adapted.modules():
+        if hasattr(module, "cast_input_dtype_enabled"):
+            module.register_forward_pre_hook(keep_input)
     return adapted
+
+
+def keep_input(adapter, args) -> None:
+    """Under autocast let an adapter read its layer's input itself, of which PEFT's cast to fp32 would keep a copy."""
+    casts = not torch.is_autocast_enabled(args[0].device.type)
+    if adapter.cast_input_dtype_enabled != casts:  # torch.compile guards what is written
+        adapter.cast_input_dtype_enabled = casts
 
 
 def left_by_all_linear(model) -> list[str]:

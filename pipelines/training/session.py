@@ -153,7 +153,9 @@ class Session:
 
     def trainer(self, model):
         """The trainer of a model."""
+        from ..likelihoods.without_logits import without_logits
         from .compiled_layers import CompiledLayers
+        from .engines.deepspeed_engine import whole_weights
         from .log.trackers import keep_in_run
         from .losses.validation_metrics import ValidationMetrics
         from .trainer import AnyformerTrainer
@@ -172,6 +174,10 @@ class Session:
             shares = partial(share_of_steps, recipe) if of_stages else None
             self.staged = StagedTraining(self.stages, trained, self.collator, shares)
             trainer_class = partial(StagedTrainer, stages=self.staged)
+        with whole_weights(arguments):  # of the tiny twin
+            why = without_logits(plain(model))
+        if why and self.is_main and not self.quiet:
+            print(why)
         trainer = trainer_class(
             model=model,
             args=arguments,

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
 
+import adapters
 import attention
 import decoding
 import method
@@ -75,6 +76,7 @@ BASE = {"layers": 12, "hidden": 768, "heads": 12}
 ROW = {"length": 256, "vocab": 8192}
 TINY = {"layers": 1, "hidden": 64, "heads": 2, "batch": 2, "vocab": 64, "length": 16}
 TINY_MOE = TINY | {"experts": 4, "channels": 32}
+ADAPTER = {"dtype": "bf16", "layers": 4, "hidden": 576, "heads": 9, "batch": 8, "length": 512, "vocab": 49152}
 TINY_VIT = {"image": 32, "layers": 1, "hidden": 32, "heads": 2, "batch": 2}
 TINY_HEAD = {"tokens": 64, "vocab": 512, "hidden": 8}
 TINY_TEXT = {"layers": 1, "hidden": 32, "heads": 2, "vocab": 64, "batch": 1, "prompt": 4, "tokens": 3}
@@ -191,6 +193,22 @@ CASES = [
         rounds=5,
         memory=True,
         same=not_compared,  # each computes another function
+    ),
+    *(
+        Case(
+            f"adapter_{rows}{'_checkpointed' * checkpointed}",
+            adapters.adapter,
+            [Shape(ADAPTER | {"rows": rows, "checkpointed": checkpointed}, goals("ours", faster, "trl"))],
+            TINY,
+            rounds=5,
+            memory=Goal(memory, at_least=False),
+            same=not_compared,  # TRL's plain rows see other documents
+        )
+        for rows, checkpointed, faster, memory in (
+            ("packed", False, 2.5, 0.65),
+            ("packed", True, 3.0, 0.45),
+            ("plain", False, 1.25, 0.76),
+        )
     ),
     Case(
         "generate",

@@ -152,7 +152,7 @@ EXCEPTIONS = {
     "pipelines/recipes/checks.py",  # the same
     "pipelines/recipes/checkpoint_overrides.py",  # only rotary positions can be stretched
     "pipelines/publishing/model_card.py",  # a row of the architecture table
-    "pipelines/checks/twin_rows.py",  # fields of native configs
+    "pipelines/twin_rows.py",  # fields of native configs
     "pipelines/interop/rotary.py",  # the two types of layers of some native architectures
     "pipelines/aliases.py",  # what other libraries call them
 }

@@ -50,7 +50,7 @@ class ModelLoss:
         parameters = inspect.signature(model.forward).parameters
         self.shifts_labels, self.own, self.logits_of = shifts_labels, own, logits_of
         self.is_exact = "num_items_in_batch" in parameters or (shifts_labels and accepts_loss_kwargs)
-        self._skips_logits = "return_logits" in parameters
+        self._skips_logits, self._gives_tokens = "return_logits" in parameters, "of_tokens" in parameters
         self._takes_labels = "labels" in parameters  # if not, labels are only counted
         self._make_decoder_inputs = getattr(model, "prepare_decoder_input_ids_from_labels", None)
         config = getattr(model, "config", None)
@@ -59,6 +59,7 @@ class ModelLoss:
             self._make_decoder_inputs = lambda labels: shift_right(labels, start, padding)
         smooths = bool(label_smoothing) and getattr(model, "takes_label_smoothing", "label_smoothing" in parameters)
         self.training_extras = {"label_smoothing": label_smoothing} if smooths else {}
+        self._smoothing = label_smoothing
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
             self.function = functools.partial(self._loss_of_logits, label_smoothing=label_smoothing)
@@ -105,9 +106,11 @@ class ModelLoss:
         needed = self._takes_labels or computed_here
         return inputs if needed else {name: x for name, x in inputs.items() if name != "labels"}
 
-    def _seen(self, batch: dict) -> dict:
-        """The part of a batch that the model gets if the loss is the objective's."""
-        return {name: x for name, x in batch.items() if name not in self.own.beside}
+    def _seen(self, batch: dict, label_smoothing: float = 0.0) -> dict:
+        """What the model gets if the loss is the objective's: its part of the batch, and what is asked of tokens."""
+        seen = {name: x for name, x in batch.items() if name not in self.own.beside}
+        asked = self.own.of_tokens(batch, label_smoothing) if self._gives_tokens else None
+        return seen if asked is None else seen | {"of_tokens": asked}
 
     def inputs_for_logits(self, inputs: dict) -> dict:
         """The inputs for a forward pass whose loss `function` computes.
@@ -116,7 +119,7 @@ class ModelLoss:
         A sequence-to-sequence model, which makes decoder_input_ids from labels, gets them here.
         """
         if self.own is not None:
-            return {**self._seen(inputs), "labels": inputs}
+            return {**self._seen(inputs, self._smoothing), "labels": inputs}
         # With labels under any name the model would compute its loss, and in training return no logits.
         inputs = {name: x for name, x in inputs.items() if name != "shift_labels"}
         if self._make_decoder_inputs is None or "decoder_input_ids" in inputs:

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 from anyformer.pipelines.checks.inputs import batch, text
-from anyformer.pipelines.checks.twin import (
+from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.twin import (
     KINDS,
     MOST_PARAMETERS,
     classes,
@@ -15,8 +16,7 @@ from anyformer.pipelines.checks.twin import (
     tiny_config,
     tiny_model,
 )
-from anyformer.pipelines.checks.twin_rows import NOT_ASKED
-from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.twin_rows import NOT_ASKED
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import anyformer  # noqa: F401 (registers our families)

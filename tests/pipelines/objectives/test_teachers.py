@@ -86,7 +86,7 @@ def test_a_lesson_is_the_papers_loss_and_all_but_one_stored_tokens_say_everythin
     logits, of_teacher, batch = torch.randn(3, 7, 11, requires_grad=True), torch.randn(3, 7, 11), random_batch()
     for weight, temperature in ((0.3, 1.0), (0.7, 2.5), (1.0, 1.0)):
         expected = by_hand(logits, of_teacher, batch["labels"], weight, temperature)
-        online = TokenLesson(weight, temperature, True, 11, lambda inputs: of_teacher)
+        online = TokenLesson(weight, temperature, True, 11, lambda inputs: (of_teacher, lambda logits: logits))
         torch.testing.assert_close(online.total({"logits": logits}, batch), expected)
         stored = TokenLesson(weight, temperature, True, 11)
         whole = stored.total({"logits": logits}, batch | stored_of(of_teacher, 10, temperature))

@@ -12,7 +12,7 @@ import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from ..errors import UserError
+from .errors import UserError
 from .twin_rows import ROWS
 
 MOST_PARAMETERS = 2_000_000
