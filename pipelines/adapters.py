@@ -6,6 +6,7 @@ ADAPTED_CONFIG. Only anyformer writes it; in a folder that PEFT has written the 
 """
 
 import copy
+import importlib
 import json
 import warnings
 from collections.abc import Collection, Iterator
@@ -28,6 +29,7 @@ from .manifest import (
     sha,
     tensor_shapes,
 )
+from .transformers_logging import errors_only, unsaid
 
 if TYPE_CHECKING:  # torch takes a second to import
     import torch
@@ -133,6 +135,13 @@ def _commit_of(repository: str) -> str | None:
     return None
 
 
+def need_bitsandbytes(what: str) -> None:
+    """Raise UserError, beginning with `what`, where bitsandbytes is not installed."""
+    need_package(what, "bitsandbytes", "quantization")
+    with unsaid():  # on each kernel that this machine lacks
+        importlib.import_module("bitsandbytes")
+
+
 def base_arguments(base: str, computed: "torch.dtype") -> dict[str, Any]:
     """The arguments of from_pretrained that load a base as training.lora.base says; auto: a quantised one, as it is.
 
@@ -146,16 +155,11 @@ def base_arguments(base: str, computed: "torch.dtype") -> dict[str, Any]:
         return {"dtype": beside}
     if base != NF4:
         return {"dtype": getattr(torch, base)}
-    need_package(f"training.lora.base={NF4}", "bitsandbytes", "quantization")
+    need_bitsandbytes(f"training.lora.base={NF4}")
     from transformers import BitsAndBytesConfig
 
-    quantized = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=NF4,
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=computed,
-    )
-    return {"dtype": beside, "quantization_config": quantized}
+    how = {"bnb_4bit_quant_type": NF4, "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": computed}
+    return {"dtype": beside, "quantization_config": BitsAndBytesConfig(load_in_4bit=True, **how)}
 
 
 def recorded_base(folder: str | Path, config) -> dict[str, Any]:
@@ -176,7 +180,7 @@ def recorded_base(folder: str | Path, config) -> dict[str, Any]:
     stored, _ = PreTrainedConfig.get_config_dict(base_of(folder))
     if "quantization_config" in stored:  # a checkpoint of quantised weights, which from_pretrained knows
         return {"dtype": dtype}
-    need_package(f"{folder}: its base of 4 bits", "bitsandbytes", "quantization")
+    need_bitsandbytes(f"{folder}: its base of 4 bits")
     unquantized = copy.deepcopy(config)  # with the field transformers would take the file's weights for packed ones
     del unquantized.quantization_config
     return {"dtype": dtype, "config": unquantized, "quantization_config": BitsAndBytesConfig.from_dict(quantized)}
@@ -184,9 +188,9 @@ def recorded_base(folder: str | Path, config) -> dict[str, Any]:
 
 def words_of_base(config: dict[str, Any]) -> str | None:
     """What the weights of a config.json are kept in while the model runs: nf4, int8, bfloat16, ..."""
-    quantized = config.get("quantization_config") or {}
-    by_bits = "int8" if quantized.get("load_in_8bit") else quantized.get("quant_method")
-    return (quantized.get("load_in_4bit") and quantized.get("bnb_4bit_quant_type")) or by_bits or config.get("dtype")
+    how = config.get("quantization_config") or {}
+    in_8_bits = "int8" if how.get("load_in_8bit") else how.get("quant_method")
+    return (how.get("load_in_4bit") and how.get("bnb_4bit_quant_type")) or in_8_bits or config.get("dtype")
 
 
 def need_peft(what: str) -> None:
@@ -286,7 +290,8 @@ def _attached(auto_class, folder: Path, dequantized: bool, **kwargs):
             base, info = _base(auto_class, folder, **(kwargs | recorded))
             wide = asked if isinstance(asked, torch.dtype) else torch.float32 if recorded else None
             if dequantized and getattr(base, "hf_quantizer", None) is not None:
-                base = base.dequantize(wide)  # before a first pass, which may pack the weights anew
+                with errors_only():
+                    base = base.dequantize(wide)  # before a first pass, which may pack the weights anew
                 base.hf_quantizer = None
             if dequantized and wide is not None:
                 base = base.to(wide)
@@ -311,13 +316,11 @@ def whole_in_fp32(model, names: Collection[str]) -> None:
     import torch
 
     dtype = model.dtype
-    if dtype not in (torch.bfloat16, torch.float16):
-        return
 
     def cast(value, to):
         return value.to(to) if torch.is_tensor(value) and value.is_floating_point() else value
 
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if dtype in (torch.bfloat16, torch.float16) else ():
         if any(name == one or name.endswith(f".{one}") for one in names):
             module.float()
             module.register_forward_pre_hook(lambda _, args: tuple(cast(value, torch.float32) for value in args))

@@ -1,11 +1,6 @@
-"""The precision that a run computes in: what `bf16: auto` means on a device."""
-
-from typing import TYPE_CHECKING
+"""The precision that a run computes in, by its training section: what `bf16: auto` means on a device."""
 
 import torch
-
-if TYPE_CHECKING:
-    from .recipes.schema import TrainingSection
 
 KNOWN_OF_CPU = getattr(torch.cpu, "get_capabilities", dict)()  # empty if torch cannot report them
 
@@ -34,14 +29,14 @@ def device_type() -> str:
     return "cpu" if accelerator is None or not torch.accelerator.is_available() else accelerator.type
 
 
-def resolve_bf16(section: "TrainingSection", device_type: str) -> bool:
+def resolve_bf16(section, device_type: str) -> bool:
     """Whether training runs under bfloat16 autocast; with `auto` it does not where the recipe sets fp16."""
     if section.bf16 == "auto":
         return not section.extra.get("fp16") and prefers_bf16(device_type)
     return section.bf16
 
 
-def computed_dtype(section: "TrainingSection") -> torch.dtype:
+def computed_dtype(section) -> torch.dtype:
     """What training and the trainer's evaluations compute in on this machine."""
     if resolve_bf16(section, device_type()):
         return torch.bfloat16

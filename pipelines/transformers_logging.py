@@ -1,6 +1,7 @@
-"""Silences the log of transformers, where our own messages say the same in one sentence."""
+"""Silences the log of transformers and bitsandbytes, where our own messages say the same in one sentence."""
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -48,3 +49,15 @@ def without_messages(*beginnings: str) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(says_something_else)
+
+
+@contextmanager
+def unsaid() -> Iterator[None]:
+    """In the block no library logs or warns of anything less than an error."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)

@@ -25,6 +25,7 @@ LEAVES = {
     "patches",
     "plugins",
     "positions",
+    "precision",
     "transformers_logging",
     "twin",
     "twin_rows",

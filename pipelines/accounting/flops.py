@@ -41,6 +41,12 @@ def count_tokens(inputs: dict, config):
 OF_ADAPTER = re.compile(r"\.(base_layer|lora_[AB]\.\w+|modules_to_save\.\w+)(?=\.|$)")
 
 
+def weights_in(parameter: torch.Tensor) -> int:
+    """The number of weights in a parameter: all of one that ZeRO-3 has split and emptied, or packed into 4 bits."""
+    packed = getattr(parameter, "quant_state", None)
+    return getattr(parameter, "ds_numel", parameter.numel()) if packed is None else packed.shape.numel()
+
+
 def linear_weights(model: torch.nn.Module) -> dict[str, float]:
     """Number of weights that a token is multiplied with in each linear layer, by the layer's name; tied heads included.
 
@@ -54,8 +60,7 @@ def linear_weights(model: torch.nn.Module) -> dict[str, float]:
         name = OF_ADAPTER.sub("", name)
         # A frozen layer computes no gradient of its weights, a third of the work (2 forward, 2 for each gradient).
         frozen = 1 if all(p.requires_grad for p in module.parameters(recurse=False)) else 2 / 3
-        # ZeRO-3 empties the parameters and keeps their sizes in ds_numel and ds_shape.
-        sizes = [getattr(p, "ds_numel", p.numel()) for p in module.parameters(recurse=False)]
+        sizes = [weights_in(p) for p in module.parameters(recurse=False)]
         dims = [len(getattr(p, "ds_shape", p.shape)) for p in module.parameters(recurse=False)]
         if isinstance(module, torch.nn.Linear) or type(module).__name__ == "Conv1D":  # Conv1D: GPT-2's Linear
             weights[name] = weights.get(name, 0) + sizes[0] * frozen * (share if ".experts." in name else 1)
@@ -76,7 +81,7 @@ def active_share(config) -> float:
 def active_parameters(model: torch.nn.Module) -> int:
     """Parameters that one token uses: all but those of experts that it is not routed to."""
     share = active_share(model.config)
-    sizes = ((name, getattr(p, "ds_numel", p.numel())) for name, p in model.named_parameters())
+    sizes = ((name, weights_in(p)) for name, p in model.named_parameters())
     return round(sum(size * (share if ".experts." in name else 1) for name, size in sizes))
 
 

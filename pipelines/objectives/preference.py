@@ -111,7 +111,7 @@ class ReadsPairs(ReadsChats):
         record, loaded = Record.now(reference), loaded_as(self.recipe, reference)
 
         def compute():
-            log_probs = log_probabilities(self.recipe, encoded, reference, loaded, collate, progress)
+            log_probs = log_probabilities(self.recipe, encoded, reference, collate, progress)
             record.check_still(reference, "task.reference")
             return log_probs
 
@@ -249,19 +249,17 @@ def loaded_as(recipe: Recipe, reference: str) -> dict[str, Any]:
     return {"dtype": torch.float32} | {name: value for name, value in recorded.items() if name != "config"}
 
 
-def log_probabilities(
-    recipe: Recipe, rows: Rows, reference: str, loaded: dict[str, Any], collate: Callable, progress: bool
-):
+def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable, progress: bool):
     """(N, 2) float32: a reference model's log-probabilities of the two answers of each row.
 
-    loaded: as `loaded_as` gives it. collate: a PairCollator.
+    collate: a PairCollator.
     """
     from ..likelihoods.without_logits import without_logits
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
-        model = load_model(transformers.AutoModelForCausalLM, reference, **loaded, **trust)
+        model = load_model(transformers.AutoModelForCausalLM, reference, **loaded_as(recipe, reference), **trust)
     without_logits(model)
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
     found = np.zeros((len(rows), 2), dtype=np.float32)

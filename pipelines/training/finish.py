@@ -90,7 +90,7 @@ def facts_of(session: Session, trainer, metrics: dict, signatures: dict, samples
         "metrics": metrics,
         "parameters": session.engine.parameters_of(trainer.model),
         "trained_parameters": trained,
-        **base_facts(trainer.model),
+        **({"base_dtype": words_of_base(trainer.model.config.to_dict())} if is_adapted(trainer.model) else {}),
         "steps": trainer.state.global_step,
         "best_step": trainer.state.best_global_step,
         "world_size": session.arguments.world_size,
@@ -108,11 +108,6 @@ def facts_of(session: Session, trainer, metrics: dict, signatures: dict, samples
     if trainer.stopped_early:
         facts["ended_early"] = trainer.early_stopping.sentence(trainer.state, session.recipe.evaluation.best_metric)
     return facts
-
-
-def base_facts(model) -> dict[str, str]:
-    """The entry of run.json about what an adapter's base was kept in while it was trained; {} without an adapter."""
-    return {"base_dtype": words_of_base(plain(model).config.to_dict())} if is_adapted(model) else {}
 
 
 def average(session: Session, trainer) -> None:

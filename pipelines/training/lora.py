@@ -19,7 +19,9 @@ from ..adapters import (
     need_peft,
     quiet_peft,
     whole_in_fp32,
+    words_of_base,
 )
+from ..backends import AUTO
 from ..errors import CANNOT_LOAD, UserError, did_you_mean, first_line
 from ..patches import write
 from ..plugins import objective_of
@@ -47,40 +49,31 @@ def check_lora(recipe: Recipe) -> None:
 def with_base(recipe: Recipe) -> Recipe:
     """The recipe with a dtype in place of training.lora.base=auto, unless the checkpoint is quantised and stays so.
 
-    Raises UserError for weights of a few bits that are asked for in another dtype, or without LoRA.
+    Raises UserError for weights of a few bits that are asked for in another dtype, whole, or without LoRA.
     """
     name, lora = recipe.model.name_or_path, recipe.training.lora
     if name is None or is_adapter(name):
         return recipe
-    quantized = quantization_of(name, recipe.trust_remote_code)
-    if quantized is not None and (lora is None or lora.base != "auto"):
-        asked, way_out = "training.lora=null", "{}"
-        if lora is not None:
-            asked, way_out = f"training.lora.base={lora.base}", "auto"
+    try:
+        with errors_only():
+            config = load_config(name, trust_remote_code=recipe.trust_remote_code)
+    except CANNOT_LOAD:
+        return recipe  # load_checkpoint says why in a sentence
+    quantized = getattr(config, "quantization_config", None) is not None
+    if quantized and (lora is None or lora.base != AUTO):
         raise UserError(
-            f"{asked}: model.name_or_path={name!r} holds weights quantised by {quantized}, which stay as they are; set "
-            f"it to {way_out}, or take the model in 16 or 32 bits"
+            f"model.name_or_path={name!r} holds weights in {words_of_base(config.to_dict())}, which stay as they are; "
+            f"train training.lora={{base: auto}} on them, or take the model in 16 or 32 bits"
         )
-    if lora is not None and lora.merge and (quantized is not None or lora.base == NF4):
-        raise UserError("training.lora.merge=true adds to no weights of few bits; leave it out, and use anyformer merge")
-    if quantized is not None or lora is None or lora.base != "auto":
+    if lora is not None and lora.merge and (quantized or lora.base == NF4):
+        raise UserError("training.lora.merge=true adds to no quantised weights; leave it out, and use anyformer merge")
+    if quantized or lora is None or lora.base != AUTO:
         return recipe
     is_causal = objective_of(recipe).auto_class == HEADS_OF_TASKS["CAUSAL_LM"]
     is_half = is_causal and computed_dtype(recipe.training) == torch.bfloat16
     reason = "a causal model under bf16" if is_half else "not a causal model under bf16"
     settled = replace(lora, base="bfloat16" if is_half else "float32")
     return recipe.with_(training={"lora": settled}, chosen=recipe.chosen | {"training.lora.base": reason})
-
-
-def quantization_of(name: str, trust_remote_code: bool = False) -> str | None:
-    """The method by which a checkpoint's weights are quantised, such as bitsandbytes; None: they are not, or it cannot
-    be loaded, which loading it says."""
-    try:
-        with errors_only():
-            quantized = getattr(load_config(name, trust_remote_code=trust_remote_code), "quantization_config", None)
-    except CANNOT_LOAD:
-        return None
-    return quantized and str(quantized.get("quant_method"))
 
 
 def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[str], unused: tuple[str, ...] = ()):

@@ -2,7 +2,6 @@
 
 import copy
 from functools import partial
-from typing import Any
 
 import torch
 import transformers
@@ -101,9 +100,10 @@ def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bo
     lora = recipe.training.lora
     if lora is None:
         return model
-    if lora.base == AUTO and speaks:
-        kept = words_of_base(model.config.to_dict())
-        print(f"training.lora: the weights of {recipe.model.name_or_path} are {kept}, and stay so")
+    kept = words_of_base(model.config.to_dict())
+    if kept != "float32" and speaks:
+        stored = ", as they are saved" if lora.base == AUTO else ""
+        print(f"training.lora: the weights of {recipe.model.name_or_path} are kept in {kept}{stored}")
     left = left_by_all_linear(model) if lora.target_modules == "all-linear" else []
     if left and speaks:
         print(f"training.lora: all-linear leaves {', '.join(left)} as they are, which are no linear layers")
@@ -155,7 +155,9 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
             for field, value in learns.config_fields().items():
                 if field != "decoder_start_token_id" or getattr(config, field, None) is None:
                     setattr(config, field, value)
-            options = {"config": config, "ignore_mismatched_sizes": True, **dtype_of(recipe, config, engine)}
+            lora = recipe.training.lora
+            dtypes = base_arguments("float32" if lora is None else lora.base, computed_dtype(recipe.training))
+            options = {"config": config, "ignore_mismatched_sizes": True, **dtypes}
             chosen = chosen_backends(recipe, config, arguments, engine)
             options |= trust | chosen
             if is_adapter(name):
@@ -194,17 +196,6 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
             f"set tokenizer.name_or_path={name!r}"
         )
     return model, fresh
-
-
-def dtype_of(recipe: Recipe, config, engine: Engine) -> dict[str, Any]:
-    """The arguments that load a checkpoint in float32, or the base of an adapter as training.lora.base says."""
-    lora = recipe.training.lora
-    if lora is None:
-        return {"dtype": torch.float32}
-    if lora.base == AUTO:  # still, because the weights are quantised
-        weights = words_of_base(config.to_dict())
-        engine.check_packed(f"model.name_or_path={recipe.model.name_or_path!r}, whose weights are {weights},")
-    return base_arguments(lora.base, computed_dtype(recipe.training))
 
 
 def check_rows_fit(recipe: Recipe) -> None:

@@ -86,6 +86,7 @@ class Session:
             locate_model(recipe.model.name_or_path, "model.name_or_path")
             check_rows_fit(recipe)
             self.recipe = recipe = with_base(recipe)
+            self.engine.check_base(recipe.training.lora)
         cache_of(recipe)  # where the hashes of the data are kept
         self.folder.read = self.from_main(partial(data_identity, recipe.to_dict()))  # as it was before it was read
         with self.arguments.main_process_first(local=False, desc="preparing data"):

@@ -13,7 +13,7 @@ from ...adapters import NF4
 from ...errors import UserError
 from ...plugins import objective_of
 from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
-from ...recipes.schema import PartNorms, Recipe, TrainingSection
+from ...recipes.schema import LoraSettings, PartNorms, Recipe, TrainingSection
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -83,8 +83,6 @@ class Engine:
                 f"evaluation.average_checkpoints={averaged} needs a model that a process holds whole, but "
                 f"{self.splits_weights} splits it; set it to null"
             )
-        if section.lora is not None and section.lora.base == NF4:
-            self.check_packed(f"training.lora.base={NF4}")
         looks = [name for name in ("loss_spike", "grad_norm_spike") if getattr(section, name) is not None]
         looks += ["bad_step"] if section.bad_step == "skip" else []
         if looks and (self.keeps_steps or self.parallelism is not None):
@@ -117,13 +115,13 @@ class Engine:
                 f"DDP"
             )
 
-    def check_packed(self, what: str) -> None:
-        """Raise UserError, beginning with `what`, where weights packed into a few bits would be split."""
-        splitter = self.splitter if self.parallelism is not None else self.splits_weights
-        if splitter is not None:
+    def check_base(self, lora: LoraSettings | None) -> None:
+        """Raise UserError where weights that are packed into few bits would be split. lora: as with_base settles it."""
+        splitter = self.splits_weights if self.parallelism is None else self.splitter
+        if lora is not None and lora.base in ("auto", NF4) and splitter is not None:
             raise UserError(
-                f"{what} cannot be split, and {splitter} splits weights; take bfloat16, or train by one process or by "
-                f"DDP"
+                f"training.lora.base={lora.base}: weights of few bits cannot be split, and {splitter} splits weights; "
+                f"take a base in bfloat16, or train by one process or by DDP"
             )
 
     def check_settings(self) -> None:
@@ -214,7 +212,9 @@ class Engine:
 
     def parameters_of(self, model, trained: bool = False) -> int:
         """Parameters of the whole model, even if this process holds only a part. trained: only those that train."""
-        return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters() if p.requires_grad or not trained)
+        from ...accounting.flops import weights_in
+
+        return sum(weights_in(p) for p in model.parameters() if p.requires_grad or not trained)
 
     def active_parameters(self, model) -> int:
         """Parameters of the whole model that each token uses."""

@@ -16,6 +16,8 @@ from transformers import (
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     OPTConfig,
     OPTForCausalLM,
     RobertaConfig,
@@ -27,6 +29,7 @@ from anyformer_main import main
 SIZES = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 NATIVE = {
     "llama": (LlamaForCausalLM, LlamaConfig(**SIZES), True),
+    "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4), True),
     "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2), True),
     "opt": (OPTForCausalLM, OPTConfig(**SIZES, ffn_dim=64, word_embed_proj_dim=32), False),
     "bloom": (BloomForCausalLM, BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2), False),
@@ -40,6 +43,8 @@ def test_a_native_model_is_tried_on_two_documents(name):
     auto_class, config, apart = NATIVE[name]
     torch.manual_seed(0)
     model = auto_class(config).train()
+    if name == "mixtral":
+        model.set_experts_implementation("eager")  # whose products are of as many tokens as an expert gets
     state = torch.random.get_rng_state()
     assert keeps_documents_apart(model) is apart
     assert model.training and torch.equal(state, torch.random.get_rng_state())  # the run goes on as if untried
