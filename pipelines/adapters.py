@@ -145,21 +145,28 @@ def need_bitsandbytes(what: str) -> None:
 def base_arguments(base: str, computed: "torch.dtype") -> dict[str, Any]:
     """The arguments of from_pretrained that load a base as training.lora.base says; auto: a quantised one, as it is.
 
-    computed: the dtype that the run computes in; what 4 bits leave (norms, embeddings, the head) is kept in bfloat16 or
-    float32 accordingly. Raises UserError for nf4 where bitsandbytes is not installed.
+    computed: as for `dtype_of_base`. Raises UserError for nf4 where bitsandbytes is not installed.
     """
-    import torch
-
-    beside = torch.bfloat16 if computed == torch.bfloat16 else torch.float32
-    if base == "auto":
-        return {"dtype": beside}
+    dtype = {"dtype": dtype_of_base(base, computed)}
     if base != NF4:
-        return {"dtype": getattr(torch, base)}
+        return dtype
     need_bitsandbytes(f"training.lora.base={NF4}")
     from transformers import BitsAndBytesConfig
 
     how = {"bnb_4bit_quant_type": NF4, "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": computed}
-    return {"dtype": beside, "quantization_config": BitsAndBytesConfig(load_in_4bit=True, **how)}
+    return dtype | {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **how)}
+
+
+def dtype_of_base(base: str, computed: "torch.dtype") -> "torch.dtype":
+    """What the weights of a base are kept in, but for packed ones. computed: the dtype that the run computes in.
+
+    What few bits leave (norms, embeddings, the head) is in bfloat16 or float32, as the run computes.
+    """
+    import torch
+
+    if base in ("auto", NF4):
+        return torch.bfloat16 if computed == torch.bfloat16 else torch.float32
+    return getattr(torch, base)
 
 
 def recorded_base(folder: str | Path, config) -> dict[str, Any]:
