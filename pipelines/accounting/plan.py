@@ -32,7 +32,6 @@ from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, sharing_of,
 from .step_memory import (
     StepMemory,
     built_without_weights,
-    computes_in_half,
     planned_batch,
     planned_config,
     planned_dtype,
@@ -321,7 +320,7 @@ def planned_cache(
     cannot quantise the model's cache.
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
-    half = computes_in_half(recipe.training, devices)
+    half = planned_dtype(recipe.training, devices) != torch.float32
     try:
         config = config if config.model_type in FAMILIES else our_config(config)
     except UserError as error:

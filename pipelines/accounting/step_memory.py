@@ -30,7 +30,7 @@ from ..tokenizers.load import planned_size
 from .activations import Activations, Batch, StepActivations
 from .devices import Devices
 from .flops import rows_and_length
-from .frozen_base import frozen_bytes, pack, packing_of
+from .frozen_base import frozen_bytes, mark_packed, packing_of
 from .layers import freeze
 from .lora import plain, with_lora
 from .memory import FP32, HALF, STAGES, TrainingStates
@@ -127,7 +127,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
     return StepMemory(
         batch=batch,
         activations=step_activations(recipe, objective, model, devices, batch, notes),
-        half=computes_in_half(section, devices),
+        half=planned_dtype(section, devices) != torch.float32,
         parameters=model.num_parameters(),
         moments=optimizer_bytes(section, model, notes),
         block=largest_block(model),
@@ -152,7 +152,7 @@ def step_activations(
         return shallow
 
     trained = "" if section.lora is None else str(section.lora)
-    half = computes_in_half(section, devices)
+    half = planned_dtype(section, devices) != torch.float32
     step = StepActivations(build, model.config, batch, half, devices.is_cpu, trained)
     try:
         for checkpointing in (False, True):
@@ -233,7 +233,7 @@ def built_without_weights(recipe: Recipe, objective: Objective, config, devices:
     if lora is None:
         return model
     if (packing := packing_of(lora, config)) is not None:
-        pack(model, packing, computed)
+        mark_packed(model, packing, torch.bfloat16 if computed.itemsize == HALF else computed)
     is_whole = type(model).__name__ in (config.architectures or ())  # else the checkpoint lacks a head
     fresh = [name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")]
     with torch.device("meta"):
@@ -259,18 +259,13 @@ def optimizer_bytes(section: TrainingSection, model, notes: list[str]) -> int:
 
 
 def planned_dtype(section: TrainingSection, devices: Devices) -> torch.dtype:
-    """What the run computes in on these devices; fp16 counts as float32 where bfloat16 is asked for."""
-    half = computes_in_half(section, devices) and not section.extra.get("fp16")
-    return torch.bfloat16 if half else torch.float32
-
-
-def computes_in_half(section: TrainingSection, devices: Devices) -> bool:
-    """Whether the run computes in bf16 or fp16 on these devices; `bf16: auto` is yes on the GPUs that plan knows."""
+    """What the run computes in on these devices; `bf16: auto` is yes on the GPUs that plan knows."""
     if section.extra.get("fp16"):
-        return True
-    if section.bf16 == "auto":
-        return prefers_bf16("cpu") if devices.is_cpu else True
-    return bool(section.bf16)
+        return torch.float16
+    is_half = section.bf16
+    if is_half == "auto":
+        is_half = prefers_bf16("cpu") if devices.is_cpu else True
+    return torch.bfloat16 if is_half else torch.float32
 
 
 # ------------------------------------------------------------------------------------------------- the batch
