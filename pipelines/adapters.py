@@ -6,14 +6,13 @@ ADAPTED_CONFIG. Only anyformer writes it; in a folder that PEFT has written the 
 """
 
 import copy
-import importlib
 import json
 import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import UserError, first_line, need_package
 from .manifest import (
@@ -31,12 +30,11 @@ from .manifest import (
 )
 from .transformers_logging import errors_only, unsaid
 
-if TYPE_CHECKING:  # torch takes a second to import
-    import torch
-
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
 NF4 = "nf4"  # of training.lora.base: 4 bits by bitsandbytes
+# Of a linear layer's weight: 4 bits, a byte for the scale of 64, and 4 for the scale of 256 scales (norms: 2 or 4).
+BYTES_OF_BASE = {"float32": 4.0, "bfloat16": 2.0, NF4: 0.5 + 1 / 64 + 4 / (64 * 256)}
 PREFIX = "base_model.model."  # of the names of weights in an adapter's file
 CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
 # PEFT's name of the task that an adapter was trained for -> the Auto class with its head.
@@ -139,10 +137,10 @@ def need_bitsandbytes(what: str) -> None:
     """Raise UserError, beginning with `what`, where bitsandbytes is not installed."""
     need_package(what, "bitsandbytes", "quantization")
     with unsaid():  # on each kernel that this machine lacks
-        importlib.import_module("bitsandbytes")
+        import bitsandbytes  # noqa: F401
 
 
-def base_arguments(base: str, computed: "torch.dtype") -> dict[str, Any]:
+def base_arguments(base: str, computed) -> dict[str, Any]:
     """The arguments of from_pretrained that load a base as training.lora.base says; auto: a quantised one, as it is.
 
     computed: as for `dtype_of_base`. Raises UserError for nf4 where bitsandbytes is not installed.
@@ -157,7 +155,7 @@ def base_arguments(base: str, computed: "torch.dtype") -> dict[str, Any]:
     return dtype | {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **how)}
 
 
-def dtype_of_base(base: str, computed: "torch.dtype") -> "torch.dtype":
+def dtype_of_base(base: str, computed):
     """What the weights of a base are kept in, but for packed ones. computed: the dtype that the run computes in.
 
     What few bits leave (norms, embeddings, the head) is in bfloat16 or float32, as the run computes.
@@ -286,22 +284,19 @@ def _attached(auto_class, folder: Path, dequantized: bool, **kwargs):
     changed to its values, and one of 16 bits to float32, so that a sum with them is not rounded. Raises UserError where
     the two are not of each other, or not those of the training.
     """
-    import torch
     from peft import PeftModel, get_peft_model_state_dict
 
     names = check_weights(folder)
     check_base(folder)
-    recorded, asked = recorded_base(folder, kwargs["config"]), kwargs.get("dtype")
+    recorded = recorded_base(folder, kwargs["config"])
     try:
-        with quiet_peft():
+        with quiet_peft(), errors_only():
             base, info = _base(auto_class, folder, **(kwargs | recorded))
-            wide = asked if isinstance(asked, torch.dtype) else torch.float32 if recorded else None
             if dequantized and getattr(base, "hf_quantizer", None) is not None:
-                with errors_only():
-                    base = base.dequantize(wide)  # before a first pass, which may pack the weights anew
+                base = base.dequantize()  # before a first pass, which may pack the weights anew
                 base.hf_quantizer = None
-            if dequantized and wide is not None:
-                base = base.to(wide)
+            if dequantized and recorded:
+                base = base.float()
             whole_in_fp32(base, _config(folder).get("modules_to_save") or ())
             adapted = PeftModel.from_pretrained(base, str(folder))
     except (RuntimeError, KeyError, NotImplementedError) as error:
@@ -322,14 +317,16 @@ def whole_in_fp32(model, names: Collection[str]) -> None:
     """
     import torch
 
-    dtype = model.dtype
+    dtype, half = model.dtype, (torch.bfloat16, torch.float16)
 
     def cast(value, to):
         return value.to(to) if torch.is_tensor(value) and value.is_floating_point() else value
 
-    for name, module in model.named_modules() if dtype in (torch.bfloat16, torch.float16) else ():
-        if any(name == one or name.endswith(f".{one}") for one in names):
-            module.float()
+    for name, module in model.named_modules():
+        if dtype in half and any(name == one or name.endswith(f".{one}") for one in names):
+            for inner in module.modules():
+                for leaf, weight in list(inner.named_parameters(recurse=False)):  # tied ones elsewhere stay as they are
+                    setattr(inner, leaf, torch.nn.Parameter(weight.float(), weight.requires_grad))
             module.register_forward_pre_hook(lambda _, args: tuple(cast(value, torch.float32) for value in args))
             module.register_forward_hook(lambda _, args, output: cast(output, dtype))
 

@@ -236,10 +236,7 @@ def of_pairs(log_probs):
 
 
 def loaded_as(recipe: Recipe, reference: str) -> dict[str, Any]:
-    """The arguments of from_pretrained for the reference: the dtype of the model that is trained or measured.
-
-    Of an adapter its own record decides.
-    """
+    """from_pretrained's arguments for a reference: the dtype of the model in training; an adapter has its own."""
     from ..precision import computed_dtype
 
     lora, start = recipe.training.lora, recipe.model.name_or_path

@@ -149,15 +149,19 @@ class Mesh(Engine):
         """Load optimizer and schedule; raises UserError for states that do not fit the weights of this process."""
         from transformers.distributed.checkpoint import load_optimizer_distributed
 
-        shards = folder / OPTIMIZER_FOLDER
+        shards, optimizer = folder / OPTIMIZER_FOLDER, trainer.optimizer
+        empty = [group for group in optimizer.param_groups if not group["params"]]  # of an adapter; torch fails at them
+        if empty:
+            optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
         try:
             with plain_shards_alone(shards):
-                load_optimizer_distributed(trainer.model, trainer.optimizer, str(shards))
+                load_optimizer_distributed(trainer.model, optimizer, str(shards))
         except (RuntimeError, KeyError, ValueError, CheckpointException) as error:
             raise UserError(
                 f"{shards} holds states of other weights than this process has ({first_line(error)}); go on with the "
                 f"{FIELD} that the run began with"
             ) from error
+        optimizer.param_groups += empty
         trainer.lr_scheduler.load_state_dict(torch.load(folder / SCHEDULER_FILE, weights_only=True))
         return True
 
