@@ -33,8 +33,6 @@ from .transformers_logging import errors_only, unsaid
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
 NF4 = "nf4"  # of training.lora.base: 4 bits by bitsandbytes
-# Of a linear layer's weight: 4 bits, a byte for the scale of 64, and 4 for the scale of 256 scales (norms: 2 or 4).
-BYTES_OF_BASE = {"float32": 4.0, "bfloat16": 2.0, NF4: 0.5 + 1 / 64 + 4 / (64 * 256)}
 PREFIX = "base_model.model."  # of the names of weights in an adapter's file
 CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
 # PEFT's name of the task that an adapter was trained for -> the Auto class with its head.

@@ -123,7 +123,7 @@ def with_lora(model, settings: LoraSettings, auto_class: str, fresh: Collection[
 def keep_input(adapter, args) -> None:
     """Under autocast let an adapter read its layer's input itself, of which PEFT's cast to fp32 would keep a copy."""
     casts = not torch.is_autocast_enabled(args[0].device.type)
-    if adapter.cast_input_dtype_enabled != casts:  # torch.compile guards what is written
+    if not torch.compiler.is_compiling():  # compiled code, which would be guarded by what is written, fuses the casts
         adapter.cast_input_dtype_enabled = casts
 
 

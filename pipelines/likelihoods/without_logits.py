@@ -57,7 +57,7 @@ class NativeHead(lm_head.LanguageModelHead):
 class NativeCausal:
     """A causal class of transformers that takes what our own take: `return_logits`, and exact losses without logits."""
 
-    finish, accepts_loss_kwargs = Finish(), True
+    finish, accepts_loss_kwargs, takes_label_smoothing = Finish(), True, True
 
     def loss_forward(
         self,
@@ -101,7 +101,10 @@ class NativeCausal:
 
 @cache
 def with_loss(native: type) -> type:
-    """The subclass of a causal class or of a linear layer, with its name and, as generate reads them, parameters."""
+    """The subclass of a causal class or of a linear layer, with its name and, as generate reads them, parameters.
+
+    Of the added ones those with "label" in their names are left out, which Trainer would take for labels.
+    """
     if issubclass(native, nn.Linear):
         return type(native.__name__, (NativeHead, native), {"__module__": native.__module__})
 
@@ -110,7 +113,8 @@ def with_loss(native: type) -> type:
 
     own, added = (inspect.signature(each).parameters for each in (native.forward, NativeCausal.loss_forward))
     parameters = [x for x in own.values() if x.kind != x.VAR_KEYWORD]
-    parameters += [x for x in added.values() if x.kind in (x.KEYWORD_ONLY, x.VAR_KEYWORD) and x.name not in own]
+    shown = ("return_logits", "of_tokens", "num_items_in_batch", "kwargs")
+    parameters += [added[name] for name in shown if name == "kwargs" or name not in own]
     forward.__signature__ = inspect.Signature(parameters)
     return type(native.__name__, (NativeCausal, native), {"forward": forward, "__module__": native.__module__})
 

@@ -7,7 +7,7 @@ import torch
 from anyformer.pipelines.accounting.lora import plain, with_lora
 from anyformer.pipelines.likelihoods.without_logits import without_logits
 from anyformer.pipelines.recipes.schema import LoraSettings
-from models import decoder, forward_backward
+from models import autocast, decoder, forward_backward
 
 LORA = LoraSettings(dropout=0.0, target_modules="all-linear")
 
@@ -58,6 +58,9 @@ def trl_step(model, inputs: dict, packed: bool, dtype: str):
 
     def step() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
-        return trainer.training_step(trainer.model, batch)
+        with autocast(dtype):
+            loss = trainer.compute_loss(trainer.model.train(), batch)
+        loss.backward()
+        return loss.detach()
 
     return step

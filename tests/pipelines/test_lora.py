@@ -9,7 +9,9 @@ import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.schema import LoraSettings
 from anyformer.pipelines.training.engines.mesh import NEEDED
+from anyformer.pipelines.training.lora import with_lora
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe
@@ -292,3 +294,36 @@ def test_what_lora_cannot_share_is_one_sentence(words, sentence, tiny_recipe, tm
             [f"training.parallelism={words}", "training.lora={merge: true}", f"model={{name_or_path: {tmp_path}}}"],
         )
     assert sentence in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_adapters_of_layers_with_one_input_keep_it_once_and_learn_the_same():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    ids = torch.arange(64).view(2, 32)
+
+    def kept_and_gradients(casts):
+        torch.manual_seed(0)
+        base = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=64)).bfloat16()
+        settings = LoraSettings(dropout=0.0, target_modules="all-linear")
+        model = with_lora(base, settings, "AutoModelForCausalLM", [])
+        for module in model.modules():
+            if casts and hasattr(module, "cast_input_dtype_enabled"):
+                module._forward_pre_hooks.clear()
+        kept = {}
+
+        def keep(tensor):
+            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        saved = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with saved, torch.autocast("cpu", torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+        size = sum(storage.nbytes() for storage in kept.values())
+        loss.backward()
+        return size, [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+    (ours, gradients), (theirs, expected) = kept_and_gradients(False), kept_and_gradients(True)
+    inputs = 2 * 2 * 64 * (2 * 32 + 32)  # two layers; in bytes of bf16, two inputs less of q, k, v and one of gate, up
+    assert theirs - ours >= inputs
+    assert all(map(torch.equal, gradients, expected)) and len(gradients) == len(expected)
