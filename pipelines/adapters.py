@@ -36,8 +36,6 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 ADAPTED_CONFIG = "adapted_config.json"
 NF4 = "nf4"  # of training.lora.base: 4 bits by bitsandbytes
 TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-# Of a linear layer's weight: 4 bits, a byte for the scale of 64, and 4 for the scale of 256 scales (norms: 2 or 4).
-BYTES_OF_BASE = {"float32": 4.0, "bfloat16": 2.0, NF4: 0.5 + 1 / 64 + 4 / (64 * 256)}
 PREFIX = "base_model.model."  # of the names of weights in an adapter's file
 CLASSIFIERS = ("score.weight", "classifier.weight", "classifier.out_proj.weight", "classification_head.out_proj.weight")
 # PEFT's name of the task that an adapter was trained for -> the Auto class with its head.
@@ -176,21 +174,28 @@ def need_bitsandbytes(what: str) -> None:
 def base_arguments(base: str, computed) -> dict[str, Any]:
     """The arguments of from_pretrained that load a base as training.lora.base says; auto: a quantised one, as it is.
 
-    computed: what the run computes in; what 4 bits leave (norms, embeddings, the head) is kept in bfloat16 or
-    float32 accordingly. Raises UserError for nf4 where bitsandbytes is not installed.
+    computed: as for `dtype_of_base`. Raises UserError for nf4 where bitsandbytes is not installed.
     """
-    import torch
-
-    beside = torch.bfloat16 if computed == torch.bfloat16 else torch.float32
-    if base == "auto":
-        return {"dtype": beside}
+    dtype = {"dtype": dtype_of_base(base, computed)}
     if base != NF4:
-        return {"dtype": getattr(torch, base)}
+        return dtype
     need_bitsandbytes(f"training.lora.base={NF4}")
     from transformers import BitsAndBytesConfig
 
     how = {"bnb_4bit_quant_type": NF4, "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": computed}
-    return {"dtype": beside, "quantization_config": BitsAndBytesConfig(load_in_4bit=True, **how)}
+    return dtype | {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, **how)}
+
+
+def dtype_of_base(base: str, computed):
+    """What the weights of a base are kept in, but for packed ones. computed: the dtype that the run computes in.
+
+    What few bits leave (norms, embeddings, the head) is in bfloat16 or float32, as the run computes.
+    """
+    import torch
+
+    if base in ("auto", NF4):
+        return torch.bfloat16 if computed == torch.bfloat16 else torch.float32
+    return getattr(torch, base)
 
 
 def recorded_base(folder: str | Path, config) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class StepActivations:
 
     build: config -> the model on the meta device. config: of the whole model. batch: measured, and once more with twice
     its rows; other numbers of rows follow linearly. half: bf16 or fp16 autocast. on_cpu: whether operations for which
-    GPUs have fused kernels are composed of others.
+    GPUs have fused kernels are composed of others. trained: what `build` adds to models of equal configs.
     """
 
     build: Callable
@@ -96,6 +96,7 @@ class StepActivations:
     batch: Batch
     half: bool
     on_cpu: bool
+    trained: str = ""
     _known: dict[bool, tuple[Activations, Activations]] = field(default_factory=dict)
 
     def of_rows(self, rows: int, checkpointing: bool) -> Activations:
@@ -110,7 +111,7 @@ class StepActivations:
         """The activations of a batch, measured once per process: a sweep plans one model for many devices."""
         whole = self._whole
         backends = [getattr(whole.config, f"_{part}_implementation", None) for part in ("attn", "experts")]
-        model = (type(whole), whole.config.to_json_string(), *backends)
+        model = (type(whole), whole.config.to_json_string(), self.trained, *backends)
         key = (model, batch, self.half, self.on_cpu, checkpointing)
         if key not in MEASURED:
             MEASURED[key] = self._measured(batch, checkpointing)
@@ -223,14 +224,14 @@ def run_backward(loss: torch.Tensor) -> None:
 class HeldBytes(TorchDispatchMode):
     """Counts the bytes of all live storages that operations have made inside a `with` block.
 
-    parameters: with buffers; they are not counted, nor are autocast's copies (TrainingStates.beside counts those).
-    now, peak: bytes.
+    parameters: with buffers; they are not counted, nor are autocast's copies of trained ones, which it keeps
+    (TrainingStates.beside counts those). now, peak: bytes.
     """
 
     def __init__(self, fake: FakeTensorMode, parameters: list[torch.Tensor]):
         super().__init__()
         self.fake, self.now, self.peak = fake, 0, 0
-        self.weights = {x.untyped_storage()._cdata for x in parameters}
+        self.weights = {x.untyped_storage()._cdata for x in parameters if x.requires_grad}
         self.known = {x.untyped_storage()._cdata for p in parameters for x in (p, p.grad) if x is not None}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -55,7 +55,7 @@ class Sharing:
         if self.sends_shares and is_fresh and not adapted:
             words = "of which the first process makes the whole model in fp32 and sends the others their shares"
             return whole + (processes - 1) * share, words
-        return processes * whole, "whose processes each make the whole model in fp32"
+        return processes * whole, "whose processes each make the whole model" + ("" if adapted else " in fp32")
 
 
 # The ways to share states, by their names on the command line.

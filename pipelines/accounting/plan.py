@@ -10,8 +10,10 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.lm_head import CHUNK_BYTES, CHUNK_SHARE
 from anyformer.modeling.traits import PLAIN, attention_kinds
 
+from ..adapters import NF4
 from ..errors import UserError
 from ..interop.matching import our_config
+from ..likelihoods.without_logits import NativeCausal
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
@@ -25,13 +27,14 @@ from .activations import Activations, Batch
 from .caches import CacheSize, cache_size, in_bits
 from .devices import Devices
 from .flops import FlopCount, active_parameters, peak_flops
+from .lora import check_lora, with_base
 from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, sharing_of, stage_of
 from .step_memory import (
     StepMemory,
     built_without_weights,
-    computes_in_half,
     planned_batch,
     planned_config,
+    planned_dtype,
     step_memory,
 )
 
@@ -177,11 +180,13 @@ def plan_run(
     if recipe.stages:
         how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
         return plan_stages(recipe, partial(plan_run, devices=devices, until_trained=until_trained, **how), stage)
+    check_lora(recipe)
+    recipe = with_base(recipe, planned_dtype(recipe.training, devices))
     stage = stage or stage_of(recipe.training)
     check_stage(stage, recipe.training.optim)
     objective, section, notes = objective_of(recipe), recipe.training, []
     check_devices(section.parallelism, devices)
-    model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes))
+    model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes), devices)
     cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
     step = step_memory(recipe, objective, model, devices, notes)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
@@ -229,8 +234,8 @@ def planned_memory(
     stage = stage or first_that_fits(stages, tried_stages(section))
     host_memory, host_words = None, ""
     if not devices.is_cpu:
-        whole = FP32 * step.parameters
-        share = FP32 * (-(-step.parameters // sharers_of(section, devices)) + step.block)
+        whole = step.states("none", 1).weights
+        share = -(-whole // sharers_of(section, devices)) + FP32 * step.block
         is_fresh, adapted = recipe.model.name_or_path is None, section.lora is not None
         host_memory, host_words = sharing_of(section, stage).host_memory(whole, share, per_node, is_fresh, adapted)
     logits, logits_at_a_time = planned_logits(model, step.batch, rows * step.sequences)
@@ -295,7 +300,9 @@ def first_that_fits(stages: dict[str, StagePlan], tried: Sequence[str]) -> str:
 
 def tried_stages(section: TrainingSection) -> tuple[str, ...]:
     """The ways to share states that are tried: the first that fits is taken, else the last."""
-    return STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
+    tried = STAGES_OF_MATRICES if optimizer_of(section.optim).whole_matrices else STAGES_TO_TRY
+    splits_weights = section.lora is None or section.lora.base not in ("auto", NF4)
+    return tuple(name for name in tried if splits_weights or not STAGES[name].weights)
 
 
 def planned_cache(
@@ -313,7 +320,7 @@ def planned_cache(
     cannot quantise the model's cache.
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
-    half = computes_in_half(recipe.training, devices)
+    half = planned_dtype(recipe.training, devices) != torch.float32
     try:
         config = config if config.model_type in FAMILIES else our_config(config)
     except UserError as error:
@@ -343,7 +350,7 @@ def planned_logits(model, batch: Batch, rows: int) -> tuple[int, int]:
     """Bytes in fp32 of the logits of `rows` rows, and of the part of them that exists at a time."""
     labelled = rows * round((batch.targets or batch.tokens) * batch.labelled)
     logits = FP32 * labelled * batch.vocabulary
-    if model.config.model_type in FAMILIES:
+    if model.config.model_type in FAMILIES or isinstance(model, NativeCausal):
         return logits, min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
     return logits, logits
 

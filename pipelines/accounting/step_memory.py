@@ -13,9 +13,10 @@ from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import image_sides
 from transformers import AutoConfig
 
-from ..adapters import load_config
+from ..adapters import dtype_of_base, load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading
+from ..likelihoods.without_logits import NativeCausal, give_loss, without_logits
 from ..objectives.base import Objective, teaching_of
 from ..positions import check_rows
 from ..precision import prefers_bf16
@@ -29,7 +30,9 @@ from ..tokenizers.load import planned_size
 from .activations import Activations, Batch, StepActivations
 from .devices import Devices
 from .flops import rows_and_length
+from .frozen_base import frozen_bytes, mark_packed, packing_of
 from .layers import freeze
+from .lora import plain, with_lora
 from .memory import FP32, HALF, STAGES, TrainingStates
 
 MOST_ROWS = 2**16
@@ -41,7 +44,8 @@ class StepMemory:
 
     batch: the recipe's. activations: None if they cannot be counted. half: whether it computes in bf16 or fp16.
     moments: bytes of the optimizer's states. block: as `largest_block`. average: whether a moving average of weights is
-    kept. sequences: the number that the model reads for one row. frozen: parameters that are not trained.
+    kept. sequences: the number that the model reads for one row. frozen: parameters that are not trained, kept in
+    `frozen_bytes`. adapted: whether they are an adapter's base, whose copies in half precision are activations.
     """
 
     batch: Batch
@@ -53,6 +57,8 @@ class StepMemory:
     average: bool
     sequences: int = 1
     frozen: int = 0
+    frozen_bytes: int = 0
+    adapted: bool = False
 
     def held(self, rows: int, checkpointing: bool) -> Activations:
         """The activations of a step with `rows` rows; 0 bytes if they cannot be counted."""
@@ -70,12 +76,13 @@ class StepMemory:
         sharing, trained = STAGES[stage], self.parameters - self.frozen
         by_deepspeed = sharing.by_deepspeed
         width = HALF if by_deepspeed and self.half else FP32
-        weights, gradients = self.parameters * width, trained * width
-        optimizer = self.moments + FP32 * (trained * by_deepspeed + self.parameters * self.average)
+        weights, gradients = trained * width + min(self.frozen_bytes, self.frozen * width), trained * width
+        optimizer = self.moments + FP32 * trained * (by_deepspeed + self.average)
         if sharing.weights:
             beside = 2 * self.block * (HALF if self.half else FP32) if devices > 1 else 0
         else:
-            casts = HALF * self.parameters if self.half and not by_deepspeed else 0
+            cast = trained if self.adapted else self.parameters
+            casts = HALF * cast if self.half and not by_deepspeed else 0
             beside = casts + (gradients if devices > 1 and not by_deepspeed else 0)
 
         def shared(size: int, splits: bool) -> int:
@@ -97,11 +104,14 @@ class StepMemory:
 
 
 def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:
-    """The memory of a step of the recipe. model: on the meta device. notes: approximations are appended to them."""
+    """The memory of a step of the recipe. notes: approximations are appended to them.
+
+    model: by built_without_weights; it is made one that makes its loss without logits where training makes it one.
+    """
     section = recipe.training
     freeze(model, section.freeze)
-    if section.lora is not None:
-        notes.append("training.lora is not counted: gradients and optimizer states are those of all weights")
+    if (why := without_logits(model)) is not None:
+        notes.append(why)
     if section.freeze:
         notes.append("training.freeze: activations and FLOPs are counted as if gradients passed through frozen layers")
     if sharing_rows(section.parallelism) > 1:
@@ -117,13 +127,15 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
     return StepMemory(
         batch=batch,
         activations=step_activations(recipe, objective, model, devices, batch, notes),
-        half=computes_in_half(section, devices),
+        half=planned_dtype(section, devices) != torch.float32,
         parameters=model.num_parameters(),
         moments=optimizer_bytes(section, model, notes),
         block=largest_block(model),
         average=section.ema_decay is not None,
         sequences=objective.planned().sequences,
         frozen=sum(p.numel() for p in model.parameters() if not p.requires_grad),
+        frozen_bytes=frozen_bytes(model),
+        adapted=section.lora is not None,
     )
 
 
@@ -131,12 +143,17 @@ def step_activations(
     recipe: Recipe, objective: Objective, model, devices: Devices, batch: Batch, notes: list[str]
 ) -> StepActivations | None:
     """The activations of the recipe's step; None, and a note, if the model does not run on shapes alone."""
-    backend = counted_backend(recipe, model.config, devices.is_cpu)
+    section, backend = recipe.training, counted_backend(recipe, model.config, devices.is_cpu)
 
     def build(config):
-        return built_without_weights(recipe, objective, config, **backend)
+        shallow = built_without_weights(recipe, objective, config, devices, **backend)
+        if isinstance(model, NativeCausal):
+            give_loss(shallow, model.finish)
+        return shallow
 
-    step = StepActivations(build, model.config, batch, computes_in_half(recipe.training, devices), devices.is_cpu)
+    trained = "" if section.lora is None else str(section.lora)
+    half = planned_dtype(section, devices) != torch.float32
+    step = StepActivations(build, model.config, batch, half, devices.is_cpu, trained)
     try:
         for checkpointing in (False, True):
             step.of_rows(batch.rows, checkpointing)
@@ -198,18 +215,29 @@ def planned_vocabulary(recipe: Recipe, objective: Objective, notes: list[str]) -
     return size
 
 
-def built_without_weights(recipe: Recipe, objective: Objective, config, **backend: str):
-    """The recipe's model on the meta device."""
+def built_without_weights(recipe: Recipe, objective: Objective, config, devices: Devices, **backend: str):
+    """The recipe's model on the meta device, with the adapter of training.lora in it.
+
+    Raises UserError for a model without the objective's head, and as with_lora does.
+    """
+    lora, computed = recipe.training.lora, planned_dtype(recipe.training, devices)
+    dtype = torch.float32 if lora is None else dtype_of_base(lora.base, computed)
     try:
         with torch.device("meta"):
             auto_class = getattr(transformers, objective.auto_class)
-            return auto_class.from_config(
-                config, dtype=torch.float32, trust_remote_code=recipe.trust_remote_code, **backend
-            )
+            model = auto_class.from_config(config, dtype=dtype, trust_remote_code=recipe.trust_remote_code, **backend)
     except ValueError as error:
         name = recipe.model.name_or_path
         setting = f"model.family={recipe.model.family}" if name is None else f"model.name_or_path={name!r}"
         raise UserError(f"{setting} has no head for {objective.setting}") from error
+    if lora is None:
+        return model
+    if (packing := packing_of(lora, config)) is not None:
+        mark_packed(model, packing, torch.bfloat16 if computed.itemsize == HALF else computed)
+    is_whole = type(model).__name__ in (config.architectures or ())  # else the checkpoint lacks a head
+    fresh = [name for name, _ in model.named_parameters() if not name.startswith(f"{model.base_model_prefix}.")]
+    with torch.device("meta"):
+        return plain(with_lora(model, lora, objective.auto_class, [] if is_whole else fresh, objective.unused_weights))
 
 
 def largest_block(model) -> int:
@@ -230,13 +258,14 @@ def optimizer_bytes(section: TrainingSection, model, notes: list[str]) -> int:
     return model.num_parameters(only_trainable=True) * (8 if per_parameter is None else per_parameter)
 
 
-def computes_in_half(section: TrainingSection, devices: Devices) -> bool:
-    """Whether the run computes in bf16 or fp16 on these devices; `bf16: auto` is yes on the GPUs that plan knows."""
+def planned_dtype(section: TrainingSection, devices: Devices) -> torch.dtype:
+    """What the run computes in on these devices; `bf16: auto` is yes on the GPUs that plan knows."""
     if section.extra.get("fp16"):
-        return True
-    if section.bf16 == "auto":
-        return prefers_bf16("cpu") if devices.is_cpu else True
-    return bool(section.bf16)
+        return torch.float16
+    is_half = section.bf16
+    if is_half == "auto":
+        is_half = prefers_bf16("cpu") if devices.is_cpu else True
+    return torch.bfloat16 if is_half else torch.float32
 
 
 # ------------------------------------------------------------------------------------------------- the batch

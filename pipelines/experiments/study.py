@@ -88,9 +88,9 @@ def kept(member: Member, read: dict[str, Any] | None = None) -> dict[str, Any] |
 
 def is_run_of(member: Member, run: dict[str, Any], read: dict[str, Any] | None) -> bool:
     """Whether a run began as this member would: with its recipe, the weights it begins from, and these plug-ins."""
+    from ..accounting.lora import with_base
     from ..data.rows import steps_of_epoch
     from ..training.checkpoints.same_run import resume_difference
-    from ..training.lora import with_base
 
     data = run["data"]["train"]
     per_epoch = steps_of_epoch(data.get("rows", data.get("examples", math.inf)), run["rows_per_step"])

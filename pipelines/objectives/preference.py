@@ -251,15 +251,15 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
 
     collate: a PairCollator.
     """
+    from ..likelihoods.without_logits import without_logits
+
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else torch.device("cpu")
     with loading(f"task.reference={reference!r}"):
         trust = {"trust_remote_code": recipe.trust_remote_code}
         model = load_model(transformers.AutoModelForCausalLM, reference, **loaded_as(recipe, reference), **trust)
+    without_logits(model)
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
     found = np.zeros((len(rows), 2), dtype=np.float32)
-    from ..likelihoods.without_logits import without_logits
-
-    without_logits(model)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
     for numbers in watched(batches, "reference model, batch") if progress else batches:
         batch = collate([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])

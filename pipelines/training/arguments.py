@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from transformers import TrainingArguments
 
+from ..accounting.lora import check_lora
 from ..errors import UserError, first_line, need_package
 from ..patches import write
 from ..plugins import less_is_better
@@ -22,7 +23,6 @@ from .engines.asked import engine_for
 from .engines.engine import Engine
 from .engines.parts_of_rows import parallelism_config
 from .learning_rate import schedule
-from .lora import check_lora
 
 # transformers < 5.23: activation_checkpointing was called gradient_checkpointing.
 CHECKPOINTING = next(

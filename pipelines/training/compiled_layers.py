@@ -7,8 +7,8 @@ weights do not change.
 from transformers import TrainerCallback
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..accounting.lora import plain
 from ..recipes.schema import TrainingSection
-from .lora import plain
 
 COMPILING = {"torch_compile_backend": "backend", "torch_compile_mode": "mode"}  # {Trainer's setting: torch's name}
 

@@ -8,6 +8,7 @@ import time
 import torch
 import transformers
 
+from ..accounting.lora import is_adapted, plain
 from ..adapters import ADAPTER_CONFIG, load_model, merge_weights, words_of_base
 from ..backends import backends_of
 from ..errors import UserError
@@ -30,7 +31,6 @@ from .engines.deepspeed_engine import whole_weights
 from .log.hardware import hardware_words
 from .log.report_page import draw_card_picture, spoken
 from .log.summary import print_result
-from .lora import is_adapted, plain
 from .session import Session
 
 

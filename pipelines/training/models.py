@@ -8,6 +8,7 @@ import transformers
 from transformers import AutoConfig
 
 from ..accounting.layers import freeze
+from ..accounting.lora import left_by_all_linear, with_lora
 from ..adapters import base_arguments, is_adapter, load_config, load_merged, load_model, words_of_base
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
@@ -36,7 +37,6 @@ from ..transformers_logging import errors_only
 from .engines.deepspeed_engine import gathered, whole_weights
 from .engines.engine import Engine
 from .engines.late_weights import built_late
-from .lora import left_by_all_linear, with_lora
 from .transfer import Scale, scale_new_weights, scales_of
 
 

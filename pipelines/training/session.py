@@ -7,6 +7,7 @@ from functools import partial
 
 from transformers import TrainingArguments
 
+from ..accounting.lora import plain, with_base
 from ..adapters import weights_identity
 from ..data.rows import steps_of_epoch
 from ..errors import UserError
@@ -29,7 +30,6 @@ from .engines.engine import Engine
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
 from .learning_rate import share_of_steps
-from .lora import plain, with_base
 from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
 
 

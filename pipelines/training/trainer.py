@@ -16,6 +16,7 @@ import torch
 from transformers import PrinterCallback, ProgressCallback, Trainer
 from transformers.trainer_utils import get_last_checkpoint
 
+from ..accounting.lora import is_adapted, plain, save_adapted_config
 from ..data.batch_keys import EPOCH, ROW_IDS
 from ..data.sample_ids import evaluation_batches, training_rows
 from ..freed_memory import give_back
@@ -52,7 +53,6 @@ from .learning_rate import begin_above_zero, own_shares, replace_shares
 from .log.progress import MetricsFile, ProgressLine, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
-from .lora import is_adapted, plain, save_adapted_config
 from .losses.evaluation_sums import EvaluationSums, random_states_kept
 from .losses.loss_parts import LossParts, parts_of_rows
 from .losses.model_loss import ModelLoss

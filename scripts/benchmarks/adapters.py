@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 import attention
 import torch
+from anyformer.pipelines.accounting.lora import plain, with_lora
 from anyformer.pipelines.likelihoods.without_logits import without_logits
 from anyformer.pipelines.recipes.schema import LoraSettings
-from anyformer.pipelines.training.lora import plain, with_lora
 from models import autocast, decoder, forward_backward
 
 LORA = LoraSettings(dropout=0.0, target_modules="all-linear")

@@ -184,20 +184,6 @@ def test_flops_of_packed_weights_are_those_of_the_weights(tmp_path):
     assert sum(map(weights_in, packed.parameters())) == plain.num_parameters()
 
 
-def test_a_rounded_weight_takes_the_bytes_that_are_counted(tmp_path):
-    pytest.importorskip("bitsandbytes")
-    from anyformer.pipelines.adapters import BYTES_OF_BASE, base_arguments
-
-    config = LlamaConfig(vocab_size=64, hidden_size=512, intermediate_size=512, num_hidden_layers=1)
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    for base, size in BYTES_OF_BASE.items():
-        layer = LlamaForCausalLM.from_pretrained(tmp_path, **base_arguments(base, torch.bfloat16)).model.layers[0].mlp
-        weight = layer.up_proj.weight
-        state = getattr(weight, "quant_state", None)
-        parts = [weight] if state is None else [weight, state.absmax, state.state2.absmax]
-        assert sum(part.nbytes for part in parts) == size * 512 * 512
-
-
 @pytest.mark.parametrize("base", ["bfloat16", "nf4"])
 @pytest.mark.parametrize("asked", ["parallelism={dp_shard: 2}", "deepspeed=zero3", "deepspeed=zero2"])
 def test_weights_of_4_bits_are_not_split(asked, base, tiny_recipe, tmp_path):

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 from transformers import TrainerCallback
 
+from ...accounting.lora import is_adapted
 from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError
-from ..lora import is_adapted
 from .stored_weights import stored_weights
 
 AVERAGE_FILE = "weight_average.safetensors"  # in each checkpoint, beside the weights from which training resumes

@@ -16,6 +16,7 @@ from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from ...accounting.lora import is_adapted, plain
 from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError, first_line
 from ...patches import replaced
@@ -23,7 +24,6 @@ from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_toge
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
 from ..checkpoints.stored_weights import stored_weights
-from ..lora import is_adapted, plain
 from .engine import WAY_OUT, Engine, is_true
 from .late_weights import Sliced
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from ...accounting.lora import is_adapted
 from ..checkpoints.stored_weights import has_other_names, stored_weights
-from ..lora import is_adapted
 from .engine import Engine
 
 

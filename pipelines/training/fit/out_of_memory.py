@@ -2,13 +2,16 @@
 
 import errno
 import traceback
+from dataclasses import replace
 
 import torch
 from accelerate.utils.memory import should_reduce_batch_size
 
 from ...accounting.devices import CPU, Devices
+from ...accounting.frozen_base import frozen_bytes
 from ...accounting.host_memory import limit_of_process, memory_of_this_machine
 from ...accounting.step_memory import StepMemory, built_without_weights, planned_config, step_memory
+from ...adapters import NF4
 from ...errors import UserError
 from ...plugins import objective_of
 from ...precision import device_type
@@ -68,16 +71,20 @@ def this_device() -> Devices:
 
 
 def memory_of_recipe(recipe: Recipe, engine: Engine, devices: Devices) -> StepMemory | None:
-    """The memory of a step by `anyformer plan`; None where that is unknown: other architectures, adapters, shards."""
-    if recipe.training.lora is not None or engine.splitter is not None:
+    """The memory of a step by `anyformer plan`; None where that is unknown: some architectures, shards."""
+    if engine.splitter is not None:
         return None
     try:
-        objective = objective_of(recipe)
-        model = built_without_weights(recipe, objective, planned_config(recipe, objective, []))
-        memory = step_memory(recipe, objective, model, devices, [])
+        memory = step_memory(recipe, objective_of(recipe), planned_model(recipe, devices), devices, [])
         return None if memory.activations is None else memory
     except (UserError, TypeError):  # TypeError: rows whose length only the data know
         return None
+
+
+def planned_model(recipe: Recipe, devices: Devices):
+    """The recipe's model on the meta device. Raises UserError as `anyformer plan` does."""
+    objective = objective_of(recipe)
+    return built_without_weights(recipe, objective, planned_config(recipe, objective, []), devices)
 
 
 def ways_out(
@@ -98,9 +105,12 @@ def ways_out(
         if (rows := recipe.training.evaluation_rows) > 1:
             ways.append(f"training.per_device_eval_batch_size={rows // 2} instead of {rows} (the results are the same)")
     else:
-        ways += fewer_rows(recipe, devices, memory, where)
-        if not training.gradient_checkpointing:
-            ways.append(f"training.gradient_checkpointing=true{saved_by_checkpointing(recipe, memory)}")
+        bases = smaller_bases(recipe, engine, devices, memory)
+        if not bases or memory is None or has_room(memory, devices):
+            ways += fewer_rows(recipe, devices, memory, where)
+            if not training.gradient_checkpointing:
+                ways.append(f"training.gradient_checkpointing=true{saved_by_checkpointing(recipe, memory)}")
+        ways += bases
     lengths = {name: length for name, length in objective_of(recipe).lengths().items() if (length or 0) > 1}
     if lengths:
         name = max(lengths, key=lengths.get)
@@ -132,6 +142,27 @@ def fewer_rows(recipe: Recipe, devices: Devices, memory: StepMemory | None, wher
         f"training.per_device_train_batch_size={fewer} with training.gradient_accumulation_steps="
         f"{rows * times // fewer} instead of {rows} with {times} (the same global batch)"
     ]
+
+
+def has_room(memory: StepMemory, devices: Devices) -> bool:
+    """Whether the states leave room for one row with gradient checkpointing, by the plan."""
+    return memory.largest_rows(devices.memory - memory.states("none", 1).total, True) > 0
+
+
+def smaller_bases(recipe: Recipe, engine: Engine, devices: Devices, memory: StepMemory | None) -> list[str]:
+    """The dtypes in which an adapter's frozen base is smaller, with the bytes of the weights by the plan."""
+    lora, ways = recipe.training.lora, []
+    if lora is None or memory is None:
+        return []
+    for base in {"float32": ("bfloat16", NF4), "bfloat16": (NF4,)}.get(lora.base, ()):
+        if base == NF4 and engine.splits_weights is not None:
+            continue
+        model = planned_model(recipe.with_(training={"lora": replace(lora, base=base)}), devices)
+        kept = (memory, replace(memory, frozen_bytes=frozen_bytes(model)))
+        now, less = (each.states("none", 1).weights / 1e9 for each in kept)
+        if less < now:
+            ways.append(f"training.lora.base={base} (weights of {less:.2f} GB instead of {now:.2f}, by anyformer plan)")
+    return ways
 
 
 def saved_by_checkpointing(recipe: Recipe, memory: StepMemory | None) -> str:

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ...accounting.lora import plain
 from ...adapters import is_adapter
 from ...backends import backends_of
 from ...objectives.data import Data
@@ -22,7 +23,6 @@ from ...words import aligned, counted, human_time, short_number
 from ..arguments import rows_of
 from ..checkpoints.run_folder import processes_of
 from ..engines.engine import Engine
-from ..lora import plain
 from ..stages.stage_run import StageRun
 from .source_tokens import sources_of_run
 from .throughput_log import peak_memory

@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from ...accounting.flops import FlopCount, count_tokens, peak_flops
-from ..lora import plain
+from ...accounting.lora import plain
 from ..losses.evaluation_sums import float64_device
 
 

@@ -11,8 +11,8 @@ from anyformer.modeling.image_losses import class_loss
 from anyformer.modeling.seq2seq import shift_right
 from anyformer.modeling.task_losses import sequence_classification_loss
 
+from ...accounting.lora import plain
 from ...data.batch_keys import IGNORE_INDEX
-from ..lora import plain
 
 if TYPE_CHECKING:
     from ...objectives.losses import OwnLoss

@@ -8,6 +8,7 @@ import torch
 from accelerate.utils import gather_object
 from torch.utils.data import Dataset, Subset
 
+from ...accounting.lora import plain
 from ...data.rows import evenly_spread
 from ...errors import UserError
 from ...likelihoods.minimal_pairs import MinimalPairs, is_right
@@ -17,7 +18,6 @@ from ...objectives.base import Objective
 from ...objectives.data import Data
 from ...objectives.scores import Scores
 from ...recipes.schema import MINIMAL_PAIRS, EvaluationSection
-from ..lora import plain
 
 
 class ValidationMetrics:

@@ -47,10 +47,11 @@ def check_lora(recipe: Recipe) -> None:
         )
 
 
-def with_base(recipe: Recipe) -> Recipe:
+def with_base(recipe: Recipe, computed: torch.dtype | None = None) -> Recipe:
     """The recipe with a dtype in place of training.lora.base=auto, unless the checkpoint is quantised and stays so.
 
-    Raises UserError for weights of a few bits that are asked for in another dtype, whole, or without LoRA.
+    computed: the dtype that the run computes in; None: that of a run on this machine. Raises UserError for weights of a
+    few bits that are asked for in another dtype, whole, or without LoRA.
     """
     name, lora = recipe.model.name_or_path, recipe.training.lora
     if name is None or is_adapter(name):
@@ -71,7 +72,7 @@ def with_base(recipe: Recipe) -> Recipe:
     if quantized or lora is None or lora.base != AUTO:
         return recipe
     is_causal = objective_of(recipe).auto_class == HEADS_OF_TASKS["CAUSAL_LM"]
-    is_half = is_causal and computed_dtype(recipe.training) == torch.bfloat16
+    is_half = is_causal and (computed or computed_dtype(recipe.training)) == torch.bfloat16
     reason = "a causal model under bf16" if is_half else "not a causal model under bf16"
     settled = replace(lora, base="bfloat16" if is_half else "float32")
     return recipe.with_(training={"lora": settled}, chosen=recipe.chosen | {"training.lora.base": reason})
