@@ -11,7 +11,7 @@ from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import LoraSettings
 from anyformer.pipelines.training.engines.mesh import NEEDED
-from anyformer.pipelines.training.lora import with_lora
+from anyformer.pipelines.accounting.lora import with_lora
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe
