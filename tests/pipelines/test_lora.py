@@ -6,12 +6,12 @@ import json
 import pytest
 import torch
 import yaml
+from anyformer.pipelines.accounting.lora import with_lora
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import LoraSettings
 from anyformer.pipelines.training.engines.mesh import NEEDED
-from anyformer.pipelines.accounting.lora import with_lora
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe

@@ -3,10 +3,12 @@
 import pytest
 import torch
 from anyformer.modeling.lm_head import shift_left
+from anyformer.pipelines.accounting.lora import with_lora
 from anyformer.pipelines.likelihoods import without_logits as module
 from anyformer.pipelines.likelihoods.token_log_probs import token_log_probs
 from anyformer.pipelines.likelihoods.without_logits import NativeCausal, NativeWithoutLogits, without_logits
 from anyformer.pipelines.objectives.preference import PreferenceLoss
+from anyformer.pipelines.recipes.schema import LoraSettings
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.twin import tiny_config, tiny_model
 from family_variants import a_share
@@ -115,6 +117,19 @@ def test_smoothed_losses_are_those_of_whole_logits():
     loss = ModelLoss(model, **options)
     assert loss.function is None and loss.training_extras == {"label_smoothing": 0.1}
     assert_same(model, lambda: model(**batch, **loss.training_extras).loss, expected)
+
+
+def test_a_compiled_adapter_has_the_same_loss_and_gradients():
+    model = native("llama")
+    assert without_logits(model) is None
+    adapted = with_lora(model, LoraSettings(dropout=0.0), "AutoModelForCausalLM", ())
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    batch = labelled(model)
+    loss = adapted(**batch).loss
+    expected = loss, gradients(adapted, loss)
+    assert_same(adapted, lambda: torch.compile(adapted, backend="aot_eager")(**batch).loss, expected)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "cohere"])
