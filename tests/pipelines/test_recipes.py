@@ -118,6 +118,8 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
             overrides += ["objective.clusters=16"]  # of the few greys there are
     if "minimal_pairs" in (shipped_yaml("recipes", name).get("evaluation") or {}):
         overrides += ["evaluation.minimal_pairs=null"]
+    if "evaluation_overlap" in (shipped_yaml("recipes", name).get("objective") or {}):
+        overrides += ["objective.evaluation_overlap=32"]  # of rows of 64
     parts = (shipped_yaml("recipes", name).get("objective") or {}).get("parts", [])
     overrides += [f"objective.parts.{number}.data=null" for number in range(len(parts))]
     if task and task["name"] == "multi_task":  # each part has data of its own

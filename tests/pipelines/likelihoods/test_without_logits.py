@@ -120,6 +120,7 @@ def test_smoothed_losses_are_those_of_whole_logits():
 
 
 def test_a_compiled_adapter_has_the_same_loss_and_gradients():
+    pytest.importorskip("peft")
     model = native("llama")
     assert without_logits(model) is None
     adapted = with_lora(model, LoraSettings(dropout=0.0), "AutoModelForCausalLM", ())
@@ -187,6 +188,8 @@ def both(alone, monkeypatch):
     ),
 )
 def test_a_run_has_the_losses_of_the_class(words, tiny_recipe, base, both, capsys):
+    if any("lora" in word for word in words):
+        pytest.importorskip("peft")
     recipe = tiny_recipe(model=None, tokenizer=None, training={"max_steps": 6, "learning_rate": 1e-2})
     got, expected = both(recipe, f"model.name_or_path={base}", *words)
     assert_close(got, expected)

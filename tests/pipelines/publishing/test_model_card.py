@@ -274,7 +274,7 @@ def test_a_card_says_which_engines_serve_the_model(tiny_config, tmp_path):
         cards[name] = write_model_card(tmp_path / name).read_text(encoding="utf-8")
     assert "| vLLM | `--model-impl transformers --trust-remote-code` |" in cards["plain"]
     assert "| vLLM | no: position_encoding='alibi' adds to single scores" in cards["alibi"]
-    assert all("| continuous batching | yes |" in card and "anyformer convert" in card for card in cards.values())
+    assert all("| continuous batching | yes |" in card and "anyformer export" in card for card in cards.values())
     AnyformerDecoderModel(tiny_config()).save_pretrained(tmp_path / "base")
     assert "How to serve" not in write_model_card(tmp_path / "base").read_text(encoding="utf-8")
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 import yaml
 from anyformer.pipelines.adapters import load_model
+from anyformer.pipelines.objectives import documents_apart
 from anyformer.pipelines.positions import most_positions
 from family_variants import a_share
 from task_data import task_recipe
@@ -85,6 +86,12 @@ def checkpoint(name, head, folder):
     return folder
 
 
+@pytest.fixture
+def packed(monkeypatch):
+    """Packed rows are taken by native encoders, whose documents see each other: here positions alone are asked for."""
+    monkeypatch.setattr(documents_apart, "keeps_documents_apart", lambda *_: True)
+
+
 def recipe_on(folder, tmp_path, kind, length, **training):
     training = {"max_steps": 1, "learning_rate": 1e-12, "output_dir": str(tmp_path / "run"), **training}
     recipe = task_recipe(tmp_path, "sequence_classification", training=training)
@@ -101,7 +108,7 @@ def recipe_on(folder, tmp_path, kind, length, **training):
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}], ids=["whole", "adapter"])
 @pytest.mark.parametrize("name, kind", a_share(product(["roberta", "xlm-roberta", "bert"], KINDS), 3))
-def test_a_step_at_rate_0_saves_the_same_model(name, kind, lora, tmp_path, command, capsys, monkeypatch):
+def test_a_step_at_rate_0_saves_the_same_model(name, kind, lora, tmp_path, command, capsys, packed, monkeypatch):
     if lora is not None:
         pytest.importorskip("peft")
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
@@ -132,7 +139,7 @@ def test_rows_longer_than_the_positions_are_refused_before_any_data_is_read(kind
     assert "=20 is longer than the model's usable positions=18; at most 18 works" in said
 
 
-def test_rows_of_texts_stand_at_the_positions_that_the_model_was_trained_at(tmp_path, command, monkeypatch):
+def test_rows_of_texts_stand_at_the_positions_that_the_model_was_trained_at(tmp_path, command, packed, monkeypatch):
     monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
     folder = checkpoint("roberta", "ForMaskedLM", tmp_path / "native")
     recipe = recipe_on(folder, tmp_path, "hidden words", 18)

@@ -67,7 +67,7 @@ def test_recipes_that_set_rate_and_length_are_left_as_they_are():
     for name in shipped("recipes"):
         recipe = load_recipe(name)
         tuned = name.endswith("_tuned")
-        assert bool(recipe.chosen) == tuned, name
+        assert tuned or not recipe.chosen, name
         assert tuned or settled(recipe, 100).to_dict() == recipe.to_dict()
     plain = TrainingSection(output_dir="x")
     assert (plain.learning_rate, plain.num_train_epochs) == (1e-3, 1.0)  # of fresh weights, as before
