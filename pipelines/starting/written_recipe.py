@@ -11,6 +11,7 @@ import yaml
 
 from ..accounting.host_memory import memory_of_this_machine
 from ..adapters import load_config
+from ..chat_templates import ChatTemplate
 from ..data.splits import VALIDATION, Split
 from ..errors import UserError, did_you_mean, loading
 from ..lazy import np, tokenizers, torch
@@ -34,6 +35,7 @@ MOST_ENTRIES = 8192  # of a new vocabulary
 FRESH_STEPS, FRESH_EPOCHS = 600, 30  # of weights from nothing: at least so many steps, and at most so many passes
 BYTES = 16  # of a weight with its gradient and AdamW's two states, in fp32
 CALLS = "'(tools|tool_calls|function_call)'"  # in the text of a row of chats
+WITH_TOOLS = [{"role": "assistant", "tool_calls": []}, {"role": "tool"}]  # messages of which a template is asked
 EQUAL = 0.03  # difference of scores
 WIDTH = 120
 
@@ -86,7 +88,7 @@ class Written:
         with loading(f"model.name_or_path={model.get('name_or_path')}"):
             self.config = load_config(model["name_or_path"]) if self.is_known else None
             self.count, tokenizer = self._counter() if self.objective.tokens is not None else (None, None)
-        if beginning.is_fresh and tokenizer is not None:
+        if tokenizer is not None and (beginning.is_fresh or self.is_known):
             self.sections["tokenizer"] = tokenizer
         self.sections |= {"data": self._data(), self.learned: self._settings()}
         self.sections |= {"training": self._training(), "evaluation": self._evaluation()}
@@ -103,16 +105,21 @@ class Written:
         return ["\n".join(str(value_of(row, name) or "") for name in columns)[:100_000] for row in rows]
 
     def _counter(self) -> tuple[Any, dict[str, Any] | None]:
-        """(the function that counts a text's tokens, the section of a new tokenizer, as large as the texts allow)."""
+        """(the function that counts a text's tokens, the tokenizer section: a new one as large as the texts allow)."""
+        calls = self.objective.continues_prompts and any(re.search(CALLS, str(row)) for row in self.table.rows[:200])
         if self.is_known:
             tokenizer = open_tokenizer(self.beginning.fields["name_or_path"])
-            return lambda text: len(tokenizer(text, verbose=False)["input_ids"]), None
+            section = None
+            if calls and (not tokenizer.chat_template or ChatTemplate(tokenizer).dropped(WITH_TOOLS, {TOOLS: True})):
+                section = {"chat_template": "chatml_tools"}
+                self.comments["tokenizer", "chat_template"] = "the model's own writes no tools"
+            return lambda text: len(tokenizer(text, verbose=False)["input_ids"]), section
         columns = (*self.guess.reads, *([self.guess.writes] if self.guess.writes else []))
         words = Counter(word for text in self._texts(columns, len(self.table.rows)) for word in text.split())
         known = sum(number > 3 for number in words.values())
         size, is_char = min(MOST_ENTRIES, 256 + 8 * (known // 8)), known <= 16
         section = {"type": "char"} if is_char else {"type": "byte_bpe", "vocab_size": size}
-        if self.objective.continues_prompts and any(re.search(CALLS, str(row)) for row in self.table.rows[:200]):
+        if calls:
             section |= {"special_tokens": ["<|im_start|>", "<|im_end|>"], "chat_template": "chatml_tools"}
         alike = tokenizers.ByteLevelBPETokenizer()  # as large as the recipe's will be
         alike.train_from_iterator([text[:4000] for text in self._texts(columns)], vocab_size=size, show_progress=False)

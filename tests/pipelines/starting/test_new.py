@@ -17,6 +17,7 @@ from anyformer.pipelines.starting.written_recipe import start
 from hypothesis import given
 from hypothesis import strategies as st
 from people_files import SHAPES, Words, as_csv, as_lines
+from task_data import random_decoder
 
 MOST_LINES = 30
 NEEDS = {name: "openpyxl" for name in SHAPES if "workbook" in name}
@@ -199,6 +200,19 @@ def test_a_model_is_set_and_adapted_where_it_does_not_fit(folder, monkeypatch, t
     assert parse_yaml(questions, "")["task"]["max_length"] == tiny_encoder_config().max_position_embeddings
     monkeypatch.setattr(written_recipe, "memory_of_this_machine", lambda: 10_000)
     assert parse_yaml(start(path, model=str(model)).text, "")["training"]["lora"] == {"r": 16}
+
+
+def test_calls_of_tools_get_a_template_that_writes_them(tmp_path):
+    model = random_decoder(tmp_path / "model", hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    asked = [{"role": "user", "content": "Rain?"}]
+    for answer, section in (
+        ({"role": "assistant", "tool_calls": [call]}, {"chat_template": "chatml_tools"}),
+        ({"role": "assistant", "content": "No."}, None),
+    ):
+        file = tmp_path / "chats.jsonl"
+        file.write_text(as_lines([{"messages": [*asked, answer]}] * 20))
+        assert start(str(file), model=str(model)).sections.get("tokenizer") == section
 
 
 def test_what_is_found_of_a_file_is_written_where_it_can_be_changed(folder):
