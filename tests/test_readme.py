@@ -187,7 +187,7 @@ NOT_RUN = [
     NotRun("anyformer train recipe.yaml", "the recipe is what `new` writes; test_readme_having.py", is_of_the_verb),
     NotRun("anyformer predict runs/tickets ", "test_readme_having.py trains it", arguments_parse),
     NotRun("anyformer evaluate MODEL ", "any model, the Hub; test_minimal_pairs.py has its own files", asks_for_pairs),
-    NotRun("anyformer evaluate smollm2", "a model of a package; test_few_shot.py has its own", arguments_parse),
+    NotRun("anyformer evaluate models/smollm2", "a model of a package; test_few_shot.py has its own", arguments_parse),
     NotRun("anyformer train story", "half an hour; test_story.py trains a tiny one", story_composes),
     NotRun("accelerate launch --config_file ", "GPUs", launch_parses),
     NotRun("torchrun --nproc_per_node 2 ", "two processes: the slow test below runs it", launch_parses),
