@@ -7,7 +7,6 @@ is saved there loads without this package. transformers reads the weights and mo
 
 import os
 import tempfile
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,7 +109,10 @@ def native_folder(name_or_path: str | os.PathLike) -> str:
             for part in (model, tokenizer):
                 part.save_pretrained(Path(aside) / "model")
             (Path(aside) / "model" / WORDS).write_text(words, encoding="utf-8")
-            with suppress(OSError):  # another process has made it meanwhile
+            try:
                 os.rename(Path(aside) / "model", folder)
+            except OSError:
+                if not folder.is_dir():  # no other process has made it meanwhile
+                    raise
     say_once((folder / WORDS).read_text(encoding="utf-8"))
     return str(folder)
