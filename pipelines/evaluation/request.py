@@ -117,7 +117,7 @@ def on_data(recipe: Recipe, given: str) -> Recipe:
     Metrics that are computed from training data are left out, and all classes weigh alike in the loss.
     Raises UserError where no file is found, and for a recipe of several parts.
     """
-    from ..data.patterns import find_files
+    from ..data.files import find_files
 
     if objective_of(recipe).parts:
         raise UserError(f"{recipe.name} has parts, each with data of its own; name a recipe in place of TASK={given}")

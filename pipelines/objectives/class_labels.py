@@ -15,8 +15,7 @@ from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import Objective
 from .data import Data
-from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, the_value
-from .label_writing import Meaning
+from .label_values import Classes, Meaning, are_unnamed, check_class, check_names, class_notes, the_value
 from .learns import Learns
 from .losses import WeightedClasses
 from .reads import Reads, label_column

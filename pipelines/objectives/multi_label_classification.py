@@ -19,8 +19,7 @@ from .class_labels import (
     find_classes,
 )
 from .class_scores import ClassScores, Judged
-from .label_values import amount_of, held
-from .label_writing import SIGNS, Cell, list_of, parts_of, sign_in
+from .label_values import SIGNS, Cell, amount_of, held, list_of, parts_of, sign_in
 from .labelled_texts import (
     AnswersTexts,
     LabelledTextSettings,

@@ -16,8 +16,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
-from .label_values import number_of
-from .label_writing import decimal_mark, plain_number
+from .label_values import decimal_mark, number_of, plain_number
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .reads import label_column

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..data.batch_keys import IGNORE_INDEX, WORDS
-from ..data.reference import REFERENCE
-from ..data.teacher_store import LOG_PROBS, TOP_IDS
+from ..data.reference import LOG_PROBS, REFERENCE, TOP_IDS
 from ..lazy import torch
 from ..likelihoods.token_log_probs import OfTokens
 from .losses import Cosine, OwnLoss

@@ -104,7 +104,7 @@ class TaughtTokens(Teaching):
             raise UserError("teacher.stored=true needs stored data, and data.streaming=true; set teacher.stored=false")
 
     def further_costs(self) -> list[str]:
-        from ..data.teacher_store import bytes_of_token
+        from ..data.reference import bytes_of_token
 
         section = self.section
         if section.stored:
@@ -150,7 +150,7 @@ class TaughtTokens(Teaching):
 
     def _stored(self, data: Data, rows: "Rows", size: int, cache: Path) -> "Rows":
         """The rows with the teacher's likeliest tokens of each position; it computes those that the cache lacks."""
-        from ..data.teacher_store import WithTopTokens
+        from ..data.reference import WithTopTokens
 
         if rows.parts:  # stored by source, so that other weights reuse them
             return rows.of({name: self._stored(data, of_source, size, cache) for name, of_source in rows.parts.items()})

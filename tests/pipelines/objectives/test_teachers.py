@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.data import reference, teacher_store
+from anyformer.pipelines.data import reference
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.base import teaching_of
@@ -108,7 +108,7 @@ def test_what_measures_counts_the_labels_alone(in_float64):
 def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teacher, let_go, monkeypatch, capsys):
     import transformers
 
-    monkeypatch.setattr(teacher_store, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(reference, "SHARD_BYTES", 100_000)
     recipe = student(teacher={"stored": True, "top_k": 5, "temperature": 2.0})
     data = prepare_data(load_recipe(recipe), for_training=True)
     rows, printed = data.rows["train"], capsys.readouterr().out
