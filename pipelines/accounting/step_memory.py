@@ -17,7 +17,8 @@ from ..adapters import dtype_of_base, load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading
 from ..likelihoods.without_logits import NativeCausal, give_loss, without_logits
-from ..objectives.base import Objective, teaching_of
+from ..objectives.base import Objective
+from ..plugins import TEACHERS
 from ..positions import check_rows
 from ..precision import prefers_bf16
 from ..recipes.checkpoint_overrides import with_fields
@@ -122,7 +123,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
     if offloads(section):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     if recipe.teacher is not None:
-        notes += teaching_of(objective, objective.Reads(objective)).further_costs()
+        notes += TEACHERS[objective.taught](objective, objective.Reads(objective)).further_costs()
     batch = planned_batch(recipe, objective, model)
     return StepMemory(
         batch=batch,

@@ -11,14 +11,7 @@ from ..words import counted
 from .answering import OF_SCORES, of_scores, piped
 from .answers import FinishedModel
 from .base import SHARE
-from .class_labels import (
-    ClassLabels,
-    ClassSettings,
-    LearnsClasses,
-    find_classes,
-    try_classes,
-    with_class_notes,
-)
+from .class_labels import ClassLabels, ClassSettings, LearnsClasses, find_classes, try_classes, with_class_notes
 from .class_scores import ClassScores
 from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages

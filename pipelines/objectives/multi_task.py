@@ -17,14 +17,7 @@ from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .tokens import padding_collator
-from .writing import (
-    SOURCE_AND_TARGET,
-    LearnsToWrite,
-    WritesTexts,
-    WritingSettings,
-    WritingTask,
-    check_writer,
-)
+from .writing import SOURCE_AND_TARGET, LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
 

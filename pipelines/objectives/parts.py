@@ -90,7 +90,12 @@ class SeveralObjectives(Objective):
 
 
 class ReadsParts(Reads):
-    """The rows of all parts of SeveralObjectives, in batches with rows of several. Sources are {label: source}."""
+    """The rows of all parts of SeveralObjectives, in batches with rows of several. Sources are {label: source}.
+
+    _is_placed: as ordered_rows.mixed takes it.
+    """
+
+    _is_placed: ClassVar[bool] = False
 
     @cached_property
     def _parts(self) -> dict[str, Reads]:
@@ -142,7 +147,7 @@ class ReadsParts(Reads):
         weights = {self.objective.label_of(part): part.weight for part in self.settings.parts}
         if split == "train":
             self._check_epoch(rows, weights)
-        return self._mixed(rows, weights if split == "train" else None)
+        return mixed(rows, weights if split == "train" else None, self.seed, self._is_placed)
 
     def _check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
         """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
@@ -155,10 +160,6 @@ class ReadsParts(Reads):
                 f"{epoch:.2g} rows, as each of its {len(rows[rarest]):,} rows comes once in it; set at least "
                 f"{weights[rarest] * epoch / most:.2g}"
             )
-
-    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
-        """Join the rows of all parts of one split. weights: as ordered_rows.mixed takes them."""
-        return mixed(rows, weights, self.seed)
 
     def prepare_share(
         self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False

@@ -11,13 +11,13 @@ from ..data.account_words import listed
 from ..data.rows import Rows
 from ..errors import UserError
 from ..manifest import cache_folder
-from ..plugins import objective_of
+from ..plugins import TEACHERS, objective_of
 from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..recipes.types import show
 from ..storage.contents import contents
-from .base import Objective, teaching_of
+from .base import Objective
 from .data import Data, ModelFacts
 from .reads import Reads
 
@@ -45,7 +45,8 @@ def prepare_data(
     objective, cache = objective_of(recipe).for_rows(), cache_of(recipe)
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
-    teaching = teaching_of(objective, reads) if for_training and recipe.teacher is not None else None
+    is_taught = for_training and recipe.teacher is not None
+    teaching = TEACHERS[objective.taught](objective, reads) if is_taught else None
     if teaching is not None:
         teaching.before_training()
     sources = reads.open()

@@ -76,7 +76,7 @@ class Teaching:
         """Raise UserError for a teacher that cannot teach; no data is read yet."""
         self.teacher.check_kind()
 
-    def check_data(self, data: Data) -> None:
+    def check_data(self, data: Data) -> Any:
         """Raise UserError for a teacher that does not go with the data, which have no rows yet."""
 
     @abstractmethod
@@ -122,10 +122,7 @@ class TaughtTokens(Teaching):
         if fills_masks and getattr(self.teacher.config, "mask_token_id", None) is None:
             raise UserError(f"{self.teacher.words} has not learned to fill in masks; take a decoder that has")
 
-    def check_data(self, data: Data) -> None:
-        self._shared_ids(data)
-
-    def _shared_ids(self, data: Data) -> int:
+    def check_data(self, data: Data) -> int:
         """The number of ids of the shared tokenizer. Raises UserError for another tokenizer, or too high a top_k."""
         size, section = self.teacher.check_tokenizer(data.tokenizer), self.section
         if section.stored and section.top_k >= size:
@@ -137,7 +134,7 @@ class TaughtTokens(Teaching):
         from .teacher_losses import TokenLesson
         from .text import shifts_labels
 
-        section, size, ask = self.section, self._shared_ids(data), self.teacher.states
+        section, size, ask = self.section, self.check_data(data), self.teacher.states
         native = self.teacher.config.model_type not in FAMILIES
         if native and any(split.is_packed for split in rows.values()):
             check_documents_apart(self.teacher.model, section.name_or_path, data, rows.values(), "teacher")

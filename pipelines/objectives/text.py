@@ -98,18 +98,14 @@ class ReadsText(Reads):
         """The rows of the text; each source of data.mixture has a token store of its own."""
         if not source.sources:
             return self._rows_of(data, source, split, cache, progress)
-        rows = {name: self._rows_of(data, corpus, split, cache, progress) for name, corpus in source.sources.items()}
-        return self._mixed_sources(rows, split)
-
-    def _mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
-        """Join the rows of several sources of a split: by their weights for training, else each row once."""
         from ..data.ordered_rows import sources_once, weighed
 
+        rows = {name: self._rows_of(data, corpus, split, cache, progress) for name, corpus in source.sources.items()}
         if split != "train":
-            return sources_once(found)
-        data = self.recipe.data
-        weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
-        return weighed(found, weights, data.weights_by, self.seed)
+            return sources_once(rows)
+        section = self.recipe.data
+        weights = dict(zip(rows, (each.weight for each in section.mixture), strict=True))
+        return weighed(rows, weights, section.weights_by, self.seed)
 
     def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
         from ..data.packed_stream import StreamingPackedDataset
