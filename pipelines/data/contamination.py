@@ -138,7 +138,8 @@ class TestSets:
         """{set: (hashes of the sequences shared with it, the texts that these sequences make up)}, if it shares any."""
         sequences, matches = sequences_of(words, self.length), {}
         for name, hashes in self._hashes.items():
-            places = np.flatnonzero(_are_in(sequences, hashes))
+            nearest = np.minimum(np.searchsorted(hashes, sequences), len(hashes) - 1)
+            places = np.flatnonzero(hashes[nearest] == sequences) if len(hashes) else ()
             if len(places):
                 matches[name] = sequences[places], [" ".join(words[a:b]) for a, b in self._runs(places)]
         return matches
@@ -148,12 +149,6 @@ class TestSets:
         breaks = np.flatnonzero(np.diff(places) > self.length) + 1
         for run in np.split(places, breaks):
             yield int(run[0]), int(run[-1]) + self.length
-
-
-def _are_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    return ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
 
 
 def shared_notes(sets: dict[str, dict[str, Any]], length: int, file: str) -> list[str]:

@@ -42,7 +42,6 @@ class ModelFacts:
     @cached_property
     def config(self) -> Any:
         """The checkpoint's config, or for fresh weights what the recipe says of one. Raises UserError if none loads."""
-
         from ..adapters import load_config
         from ..recipes.checks import config_namespace
 

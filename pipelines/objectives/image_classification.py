@@ -11,8 +11,15 @@ from ..words import counted
 from .answering import OF_SCORES, of_scores, piped
 from .answers import FinishedModel
 from .base import SHARE
-from .class_labels import ClassLabels, ClassSettings, LearnsClasses, find_classes, try_classes, with_class_notes
-from .class_scores import ClassScores
+from .class_labels import (
+    ClassLabels,
+    ClassScores,
+    ClassSettings,
+    LearnsClasses,
+    find_classes,
+    try_classes,
+    with_class_notes,
+)
 from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value

@@ -12,8 +12,7 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..recipes.types import show
-from .class_labels import ClassLabels, LearnsClasses, NamedClassSettings, find_classes
-from .class_scores import ClassScores, Judged
+from .class_labels import ClassLabels, ClassScores, Judged, LearnsClasses, NamedClassSettings, find_classes
 from .label_values import SIGNS, Cell, amount_of, held, list_of, parts_of, sign_in
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, your_text_or_pair
 from .losses import SeveralLabels

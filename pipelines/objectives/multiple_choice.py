@@ -22,7 +22,7 @@ from ..words import at_limit, counted
 from .answering import OF_SCORES, by_length, count_cut
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective, Planned
-from .class_scores import ClassScores
+from .class_labels import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .label_values import count_text, held

@@ -129,7 +129,14 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
     from ..data.examples import Examples
 
     if reads.objective.parts:
-        return any([leaves_out(*part, error, of_part) for *part, of_part in parts_of(reads, sources, data)])
+        from .parts import of_label
+
+        of_parts = {} if data is None else data.parts
+        found = [
+            leaves_out(part.Reads(part), of_label(sources, label), error, of_parts.get(label))
+            for label, part in reads.objective.parts.items()
+        ]
+        return any(found)
     examples = [source for source in sources.values() if isinstance(source, Examples)]
     bad_rows = [bad_rows_of(one, lambda probe: reads.try_examples(probe, data)) for one in examples]
     whole = [one for one, rows in zip(examples, bad_rows) if rows and len(rows) == sum(1 for _ in one.numbered())]
@@ -154,17 +161,6 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
     if single:
         raise refusal(single, error)
     return False
-
-
-def parts_of(reads: Reads, sources: dict, data: Data | None) -> list[tuple[Reads, dict, Data | None]]:
-    """(reads, {split: source}, data) of each part of several objectives that are learned together."""
-    from .parts import of_label
-
-    of_parts = {} if data is None else data.parts
-    return [
-        (part.Reads(part), of_label(sources, label), of_parts.get(label))
-        for label, part in reads.objective.parts.items()
-    ]
 
 
 def cache_of(recipe: Recipe) -> Path:

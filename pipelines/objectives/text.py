@@ -1,5 +1,6 @@
 """Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -11,6 +12,8 @@ from anyformer.modeling.traits import one_way_kind
 
 from ..backends import is_flash
 from ..errors import UserError
+from ..lazy import np
+from ..open_tokenizer import vocabulary_size
 from ..plugins import METRICS
 from ..positions import UNLIMITED, most_positions
 from ..recipes.row_words import Words
@@ -66,8 +69,6 @@ class ReadsText(Reads):
         "a document ends: no attention across, [padding]struck through[/]: padding; labels stand beside their own "
         "token, and the model shifts them by one; what is drawn at random is drawn anew in each epoch"
     )
-
-    _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
 
     def __init__(self, objective: Objective, facts: ModelFacts | None = None, in_stream: bool = False):
         super().__init__(objective, facts)
@@ -125,7 +126,7 @@ class ReadsText(Reads):
         with working(f"packing {split}") if progress else nullcontext():
             if split == "train":
                 return self._pack(data, store, section.tail)
-            return self._pack(data, store, "pad", overlap=self._overlap)
+            return self._pack(data, store, "pad", overlap=getattr(section, "evaluation_overlap", 1))
 
     def _pack(self, data: Data, store: Any, tail: str, overlap: int = 1) -> "Rows":
         """Pack the documents of a TokenStore into rows. tail: whether to drop or pad a last row that is not full."""
@@ -210,8 +211,6 @@ class PerplexityScores(Scores):
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
         """Those that follow from losses, of all rows and of each part: {"perplexity": 9.5, "perplexity_a": 8}."""
-        from .perplexity import TokenLosses
-
         train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
         losses = TokenLosses(result["nll"], result["predictions"], rows, train, self.tokenizer)
         of_losses = {name: METRICS[name] for name in metrics if METRICS[name].of_losses is not None}
@@ -257,6 +256,52 @@ class TextObjective(Objective):
     words = Words(step="rows x {0.sequence_length} tokens")
     compares = "tokens"
     default_metrics = ("perplexity",)
+
+
+def perplexity(nll_per_token: float) -> float:
+    """exp of the mean negative log-likelihood; infinite where that overflows."""
+    return math.exp(nll_per_token) if nll_per_token < 700 else math.inf
+
+
+@dataclass
+class TokenLosses:
+    """What the metrics are computed from. nll: summed negative log-likelihood of the `predictions` tokens of `rows`."""
+
+    nll: float
+    predictions: float
+    rows: "Rows"
+    train: "Rows | None"
+    tokenizer: Any
+
+    def perplexity(self) -> float:
+        return perplexity(self.nll / self.predictions)
+
+    def unigram_perplexity(self) -> float:
+        """Perplexity of the training text's token frequencies (add-one smoothing) on the labels of the rows.
+
+        The text of each source counts once, whatever its weight in a mixture.
+        """
+        frequency, size = np.ones(vocabulary_size(self.tokenizer), dtype=np.int64), 1 << 24
+        for store in self.train.stores:
+            for start in range(0, len(store.tokens), size):  # pieces keep a large store on disk
+                piece = np.asarray(store.tokens[start : start + size])
+                frequency += np.bincount(piece, minlength=len(frequency))
+        log_probability = np.log(frequency / frequency.sum())
+        total = count = 0
+        for i in range(len(self.rows)):
+            labels = self.rows[i]["labels"].numpy()
+            labels = labels[labels != -100]
+            total -= log_probability[labels].sum()
+            count += len(labels)
+        return perplexity(total / max(1, count))
+
+    def word_perplexity(self) -> float:
+        """Perplexity per word, to compare models with different tokenizers. Words are separated by whitespace, and each
+        end of a line counts as one (WikiText-2's convention)."""
+        return perplexity(self.nll / sum(store.num_words for store in self.rows.stores))
+
+    def bits_per_pixel(self) -> float:
+        return self.nll / self.predictions / math.log(2)
 
 
 # ---- our decoders where tokens see later ones: a prefix, or a row with masks; batches hold PREFIX_MASK

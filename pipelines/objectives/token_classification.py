@@ -21,8 +21,15 @@ from ..words import counted
 from .answering import piped
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
-from .class_labels import LearnsClasses, NamedClassSettings, find_classes, names_of_outputs
-from .class_scores import ClassScores, Judged, texts_of_row
+from .class_labels import (
+    ClassScores,
+    Judged,
+    LearnsClasses,
+    NamedClassSettings,
+    find_classes,
+    names_of_outputs,
+    texts_of_row,
+)
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .label_values import held
