@@ -1,16 +1,8 @@
 """Formats of files that hold rows, such as JSON lines and Parquet: one class each, chosen by how a file's name ends.
 
 A new format is one class with the decorator `register_file_format`; `data.files` then takes its files, for texts (the
-row's `text_field` is the document) and for labelled examples alike:
-
-    @register_file_format(".psv")
-    class PipeSeparated(FileFormat):
-        def rows(self, field, path, columns, limits):
-            with open_file(path, limits.encoding) as stream:
-                lines = io.TextIOWrapper(stream, "utf-8", newline="")
-                yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
-
-plain_text.py says which other files are plain text.
+row's `text_field` is the document) and for labelled examples alike; Conll is a short one. plain_text.py says which
+other files are plain text.
 """
 
 import csv

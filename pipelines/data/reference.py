@@ -1,7 +1,6 @@
 """Rows with another model's answers to them, which are computed once and kept in the cache."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch.utils.data import Dataset
 
 from ..errors import UserError
 from ..storage.cache import cached_folder, sha
-from ..words import counted, watched
+from ..words import counted, say, watched
 from .documents import in_batches
 from .mapped_store import META, MappedStore
 from .rows import Rows
@@ -65,8 +64,8 @@ def answered(asked: list, cache: Path, key: str, teacher: str, answer: Callable[
     chunks = list(in_batches(asked, TEXTS_AT_ONCE))
     keys = [sha([key, chunk]) for chunk in chunks]
     missing = sum(len(chunk) for chunk, entry in zip(chunks, keys) if not (cache / ANSWERS / entry).exists())
-    if missing and os.environ.get("RANK", "0") == "0":
-        print(f"teacher {teacher}: its answers to {counted(missing, 'example')} go into the cache", flush=True)
+    if missing:
+        say([f"teacher {teacher}: its answers to {counted(missing, 'example')} go into the cache"])
 
     def stored(number: int) -> np.ndarray:
         def build(work: Path) -> None:
@@ -161,7 +160,7 @@ class WithTopTokens(WithMore):
 
 
 def _announce(cache: Path, teacher: str, top_k: int, rows: int, of: int, size: int) -> None:
-    """Print what is about to be written; raise UserError where the disk has no room for it."""
+    """Say what is about to be written; raise UserError where the disk has no room for it."""
     folder = cache
     while not folder.exists():
         folder = folder.parent
@@ -172,6 +171,5 @@ def _announce(cache: Path, teacher: str, top_k: int, rows: int, of: int, size: i
             f"teacher.stored=true needs {words} in data.cache_dir={str(cache)!r}, which has {free / 1e9:.3g} GB left; "
             f"lower teacher.top_k={top_k} or data.max_documents, or set teacher.stored=false"
         )
-    if os.environ.get("RANK", "0") == "0":
-        amount = counted(rows, "row") + (f" of {of:,} (the others are there)" if rows < of else "")
-        print(f"teacher {teacher}: its {top_k} likeliest tokens of {amount} go into the cache, {words}", flush=True)
+    amount = counted(rows, "row") + (f" of {of:,} (the others are there)" if rows < of else "")
+    say([f"teacher {teacher}: its {top_k} likeliest tokens of {amount} go into the cache, {words}"])

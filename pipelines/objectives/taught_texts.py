@@ -18,7 +18,7 @@ from ..plugins import TEACHERS
 from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import read_yaml_file, recipe_beside
 from ..storage.cache import sha
-from ..words import counted
+from ..words import counted, say
 from .answers import FinishedModel
 from .data import Data
 from .label_values import are_unnamed
@@ -102,7 +102,7 @@ class TaughtTexts(Teaching):
         )
         numbers = self._learned(data, answers, texts)
         if cut := self.teacher.account.number(CUT, "text"):
-            print(f"teacher {self.teacher.name}: {counted(cut, 'text')} cut to what it can read")
+            say([f"teacher {self.teacher.name}: {counted(cut, 'text')} cut to what it can read"])
         self.teacher.let_go()
         taught = WithReference(train, numbers, sha([identity, numbers[0].shape[-1]]))
         return rows | {"train": taught}, self._lesson()

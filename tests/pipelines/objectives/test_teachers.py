@@ -110,7 +110,7 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     monkeypatch.setattr(reference, "SHARD_BYTES", 100_000)
     recipe = student(teacher={"stored": True, "top_k": 5, "temperature": 2.0})
     data = prepare_data(load_recipe(recipe), for_training=True)
-    rows, printed = data.rows["train"], capsys.readouterr().out
+    rows, printed = data.rows["train"], capsys.readouterr().err
     assert len(rows.shards) > 2 and f"its 5 likeliest tokens of {len(rows):,} rows go into the cache" in printed
     model = transformers.AutoModelForCausalLM.from_pretrained(teacher).eval()
     for number in (0, rows.each, len(rows) - 1):
@@ -127,7 +127,7 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     shutil.rmtree(shard)  # as where a kill came before it
     again = prepare_data(load_recipe(recipe), for_training=True)
     left = f"its 5 likeliest tokens of {rows.each} rows of {len(rows):,} (the others are there)"
-    assert left in capsys.readouterr().out and again.facts == data.facts
+    assert left in capsys.readouterr().err and again.facts == data.facts
     assert torch.equal(again.rows["train"][rows.each]["teacher_ids"], rows[rows.each]["teacher_ids"])
     assert prepare_data(load_recipe(recipe)).rows["train"].fingerprint != rows.fingerprint  # without a training: none
 
@@ -251,10 +251,10 @@ def test_a_teacher_that_was_killed_goes_on_after_the_texts_it_has_answered(tmp_p
     monkeypatch.setattr(reference, "TEXTS_AT_ONCE", 2)
     with pytest.raises(KeyboardInterrupt):
         reference.answered(texts, tmp_path, "key", "MiniLM", answer)
-    assert "MiniLM: its answers to 7 examples go into the cache" in capsys.readouterr().out
+    assert "MiniLM: its answers to 7 examples go into the cache" in capsys.readouterr().err
     for _ in range(2):
         assert reference.answered(texts, tmp_path, "key", "MiniLM", answer).tolist() == [[float(n)] for n in range(7)]
-    assert "its answers to 3 examples" in capsys.readouterr().out
+    assert "its answers to 3 examples" in capsys.readouterr().err
     assert [len(some) for some in asked] == [2, 2, 2, 2, 1] and asked[2] == asked[3]
 
 
