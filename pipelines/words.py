@@ -92,14 +92,14 @@ def watched(items: Sequence, what: str) -> Iterator:
 
 
 def _shown(items: Sequence, what: str) -> Iterator:
-    if os.environ.get("RANK", "0") != "0":
-        yield from items
-    elif sys.stdout.isatty():
+    if is_shown():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, transient=True) as bar:
             yield from bar.track(items, description=what)
+    elif os.environ.get("RANK", "0") != "0":
+        yield from items
     else:
         began = said = time.monotonic()
         for done, item in enumerate(items):
@@ -123,13 +123,17 @@ def say_once(sentence: str) -> None:
     say([sentence])
 
 
+def is_shown() -> bool:
+    """Whether bars of work that is being done are drawn: on a terminal, by the first process."""
+    return sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
+
+
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Say on the terminal of the first process what is being done, with the seconds it has taken, until it is done."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    shown = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
-    with Progress(*columns, disable=not shown, transient=True) as bar:
+    with Progress(*columns, disable=not is_shown(), transient=True) as bar:
         bar.add_task(what, total=None)
         yield

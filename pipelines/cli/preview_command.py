@@ -64,7 +64,7 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
             print(f"\ntokens and training need the model; {missing}")
             return
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        data = prepare_data(recipe, progress=sys.stdout.isatty())
+        data = prepare_data(recipe)
     train = data.rows["train"]
     if as_json:
         for number, row in train.previewed(rows):

@@ -4,7 +4,6 @@ Everything but the model comes from the recipe: the data, how it becomes rows, t
 training reports at its end, because the same code computes them.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -137,7 +136,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     is_part = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (is_part and METRICS[name].whole_text)]
     splits = splits_to_measure(objective, split, names)
-    data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
+    data = prepare_data(recipe, splits=splits, model_config=config)
     rows = data.rows[split]
     say(f"{split}: {note}" for note in rows.notes)
     chosen = rows.of_examples(max_examples) if is_part else list(range(len(rows)))

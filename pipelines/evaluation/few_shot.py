@@ -8,7 +8,6 @@ those of more shots.
 
 import random
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -106,7 +105,7 @@ def evaluate_few_shot(
     def asked(data: Data) -> list[list[Question]]:
         return [list(questions_of(data, sources[name], template)) for name in ("train", split)]
 
-    data, (solvable, questions) = with_usable_rows(reads, sources, cache_of(recipe), sys.stdout.isatty(), asked)
+    data, (solvable, questions) = with_usable_rows(reads, sources, cache_of(recipe), asked)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
     kind = KINDS[objective.asks_for](data, words, [question.answer for question in solvable])
     scores = data.scores()

@@ -131,15 +131,15 @@ class ReadsChats(Reads):
 
         return ExampleTexts(source, texts, {"texts": "chats", "system": self.settings.system})
 
-    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: "dict[str, Examples]", cache: Path, tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, tokenizer)
         need_tokens(self.objective, tokenizer, eos="an end-of-text")
         if tokenizer.chat_template is None:
             tokenizer.chat_template = chat_template_of("plain")
         return Data(self.objective, self, tokenizer, ChatRows.with_ends(tokenizer), sources=sources)
 
-    def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source: "Examples", split: str, cache: Path) -> Rows:
         """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer.
 
         Of the rows of a conversation the last one has these two, for its last answer; they are null in the others.

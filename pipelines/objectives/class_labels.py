@@ -234,7 +234,7 @@ def try_classes(reads: Reads, examples: list) -> None:
             check_class(value, field, where)
 
 
-def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
+def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path) -> dict:
     """The `completed` of a Reads: the rows of all splits, with notes on missing and rare classes."""
     section = reads.recipe.data
     has_own = {"validation": section.validation_files or section.validation_split}

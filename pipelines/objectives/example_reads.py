@@ -73,8 +73,8 @@ class ReadsExamples(Reads):
         key = {"texts": self.text_columns()} | ({"names": True} if getattr(self.settings, "text_names", False) else {})
         return ExampleTexts(source, lambda place, row: self.texts_in(row, place), key)
 
-    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
+    def prepare(self, sources: "dict[str, Examples]", cache: Path, tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, tokenizer)
         if tokenizer.model_max_length > UNLIMITED:
             tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
         return Data(self.objective, self, tokenizer, self._labels(sources, cache), sources=sources)

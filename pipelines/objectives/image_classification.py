@@ -83,7 +83,7 @@ class ReadsClassedImages(ReadsImages):
             for place, row in examples:
                 data.labels.of(row, place)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> StoredImages:
+    def rows(self, data: Data, source, split: str, cache: Path) -> StoredImages:
         """Decoded images with their class numbers; training rows are marked for augmentation."""
         return StoredImages(self._store(data, source, cache), **{"augment": True} if split == "train" else {})
 

@@ -62,7 +62,7 @@ class ReadsImages(Reads):
         need_package(self.objective.setting, "pillow", "vision", module="PIL")
         return open_examples(self.recipe.data, columns_of(self.settings), self.objective.settings.stratified_by)
 
-    def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict[str, Any], cache: Path, tokenizer: Any = None) -> Data:
         """With mean and std of the training images in a fresh processor."""
         from ..images.processors import recipe_image_processor, settle_normalisation
 

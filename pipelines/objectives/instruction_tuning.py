@@ -81,8 +81,8 @@ class ReadsInstructions(ReadsChats):
         full, cut = len(ids) >= longest, any(learned[longest:])
         return {"input_ids": ids[:longest], "labels": labels, "full": full, "cut": cut}
 
-    def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
-        encoded = super().rows(data, source, split, cache, progress)
+    def rows(self, data: Data, source: "Examples", split: str, cache: Path) -> Rows:
+        encoded = super().rows(data, source, split, cache)
         if not self.settings.packing:
             return encoded
         from ..data.packing import PackedExamples

@@ -123,9 +123,7 @@ class ReadsLabelledTexts(ReadsExamples):
     def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
         return self.objective.labels(self, sources, cache)
 
-    def rows(
-        self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
-    ) -> Rows:
+    def rows(self, data: Data, source: "Examples", split: str, cache: Path, labelled: bool = True) -> Rows:
         """Rows with the columns of the encoding, and labels. labelled: whether the examples have labels."""
         labels = data.labels
         columns = self._encoded_columns(data.tokenizer) | {"labels": labels.type}
@@ -168,7 +166,7 @@ class ReadsLabelledTexts(ReadsExamples):
         """For each encoded example, the numbers of tokens that max_length bounds."""
         return [(len(ids),) for ids in encoded["input_ids"]]
 
-    def completed(self, data: Data, rows: dict[str, Any], cache: Path, progress: bool) -> dict[str, Any]:
+    def completed(self, data: Data, rows: dict[str, Any], cache: Path) -> dict[str, Any]:
         """With notes on texts that several examples share."""
         section, column = self.recipe.data, next(iter(self.text_columns().values()))
         is_divided = not (section.validation_files or section.validation_split or section.group_field)
@@ -176,7 +174,7 @@ class ReadsLabelledTexts(ReadsExamples):
         learned = self._learned() if is_measured and "train" not in rows else None
         way_out = f"; data.group_field={column} keeps equal ones in one part" if is_divided and not is_measured else ""
         note_repeated(data, rows, learned, way_out)
-        return with_class_notes(self, data, rows, cache, progress)
+        return with_class_notes(self, data, rows, cache)
 
     def _learned(self) -> "tuple[ReadsLabelledTexts, Examples] | None":
         """What reads the texts by which the model that is measured was trained, and these; None: they are not there."""

@@ -35,8 +35,8 @@ class ReadsPatches(ReadsImages):
         size = self.facts.config.patch_size
         return self.shape[1] // size, self.shape[2] // size
 
-    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer=None) -> Data:
-        data = super().prepare(sources, cache, progress)
+    def prepare(self, sources: dict, cache: Path, tokenizer=None) -> Data:
+        data = super().prepare(sources, cache)
         if self.facts.config.model_type not in FAMILIES:
             raise UserError(
                 f"objective.name=masked_image trains models of family vit, and model.name_or_path="
@@ -45,7 +45,7 @@ class ReadsPatches(ReadsImages):
             )
         return data
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> StoredImages:
+    def rows(self, data: Data, source, split: str, cache: Path) -> StoredImages:
         """Rows whose labels are 0: of those that only fill up a batch they become -100."""
         return StoredImages(self._store(data, source, cache), labels=torch.tensor(0))
 

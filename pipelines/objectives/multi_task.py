@@ -53,8 +53,8 @@ class ReadsTasks(ReadsParts):
                 corpora[label] = part.texts(source, part.objective.find_classes(of_label(sources, label), cache))
         return self._joined(corpora)
 
-    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        data = super().prepare(sources, cache, progress, tokenizer)
+    def prepare(self, sources: dict[str, dict], cache: Path, tokenizer: Any = None) -> Data:
+        data = super().prepare(sources, cache, tokenizer)
         check_writer(self.objective, data.tokenizer)
         return data
 

@@ -74,7 +74,7 @@ class ReadsChoices(ReadsExamples):
             return "\n".join(texts_of(row, column, field, place, "choice"))
         return text_of(row, column, field, place)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str, cache: Path) -> Rows:
         """Examples as input_ids and token_type_ids of all choices in sequence, choice_ends, and labels."""
         section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
         if "token_type_ids" in data.tokenizer.model_input_names:

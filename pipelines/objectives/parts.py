@@ -130,20 +130,20 @@ class ReadsParts(Reads):
         """What the tokenizer is trained on. sources: as `open` returns them."""
         return self.texts(sources["train"])
 
-    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict[str, dict], cache: Path, tokenizer: Any = None) -> Data:
         """Make one tokenizer, trained on equally much text of each part, with the special tokens of all."""
         parts, texts = {}, self._training_texts(sources, cache)
-        tokenizer = train_or_load(self.objective, texts, cache, progress, tokenizer)
+        tokenizer = train_or_load(self.objective, texts, cache, tokenizer)
         for label, reads in self._parts.items():
             with self.objective.of_part(label):
-                parts[label] = reads.prepare(of_label(sources, label), cache, progress, tokenizer)
+                parts[label] = reads.prepare(of_label(sources, label), cache, tokenizer)
         return Data(self.objective, self, tokenizer, sources=sources, parts=parts)
 
-    def rows(self, data: Data, source: dict, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source: dict, split: str, cache: Path) -> Rows:
         rows = {}
         for label, part_source in source.items():
             with self.objective.of_part(label):
-                rows[label] = self._parts[label].rows(data.parts[label], part_source, split, cache, progress)
+                rows[label] = self._parts[label].rows(data.parts[label], part_source, split, cache)
         weights = {self.objective.label_of(part): part.weight for part in self.settings.parts}
         if split == "train":
             self._check_epoch(rows, weights)
@@ -161,13 +161,11 @@ class ReadsParts(Reads):
                 f"{weights[rarest] * epoch / most:.2g}"
             )
 
-    def prepare_share(
-        self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False
-    ) -> int:
+    def prepare_share(self, data: Data, source: dict, split: str, cache: Path, share: Share) -> int:
         made = 0
         for label, part_source in source.items():
             with self.objective.of_part(label):
-                of_part = data.parts[label], part_source, split, cache, share, progress
+                of_part = data.parts[label], part_source, split, cache, share
                 made += self._parts[label].prepare_share(*of_part)
         return made
 

@@ -74,7 +74,7 @@ class ReadsPixels(ReadsImages):
         "each from those before it"
     )
 
-    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict, cache: Path, tokenizer: Any = None) -> Data:
         """With colours that are fitted to the training images in a fresh processor."""
         from ..images.color_clusters import fit_clusters
         from ..images.processors import image_gpt_processor, load_image_processor
@@ -121,7 +121,7 @@ class ReadsPixels(ReadsImages):
         why = f"has no effect with model.name_or_path={base}, which brings {own}; set it to {own}"
         check_beside("objective", self.settings, [(f"{name}=", getattr(self.settings, name) != own, why)])
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
+    def rows(self, data: Data, source, split: str, cache: Path) -> "PixelRows":
         """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""
         from ..images.color_clusters import store_codes
 

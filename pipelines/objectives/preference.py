@@ -99,11 +99,11 @@ class ReadsPairs(ReadsChats):
             before += len(ids)
         return row
 
-    def completed(self, data: Data, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+    def completed(self, data: Data, rows: dict[str, Rows], cache: Path) -> dict[str, Rows]:
         """The rows with the reference model's log-probabilities of their answers."""
-        return {split: self._with_reference(data, encoded, cache, progress) for split, encoded in rows.items()}
+        return {split: self._with_reference(data, encoded, cache) for split, encoded in rows.items()}
 
-    def _with_reference(self, data: Data, encoded, cache: Path, progress: bool) -> Rows:
+    def _with_reference(self, data: Data, encoded, cache: Path) -> Rows:
         from ..data.reference import WithReference
         from ..storage.record import Record
 
@@ -111,7 +111,7 @@ class ReadsPairs(ReadsChats):
         record, loaded = Record.now(reference), loaded_as(self.recipe, reference)
 
         def compute():
-            log_probs = log_probabilities(self.recipe, encoded, reference, collate, progress)
+            log_probs = log_probabilities(self.recipe, encoded, reference, collate)
             record.check_still(reference, "task.reference")
             return log_probs
 
@@ -246,7 +246,7 @@ def loaded_as(recipe: Recipe, reference: str) -> dict[str, Any]:
     return {"dtype": torch.float32} | {name: value for name, value in recorded.items() if name != "config"}
 
 
-def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable, progress: bool):
+def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable):
     """(N, 2) float32: a reference model's log-probabilities of the two answers of each row.
 
     collate: a PairCollator.
@@ -261,7 +261,7 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
     found = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
-    for numbers in watched(batches, "reference model, batch") if progress else batches:
+    for numbers in watched(batches, "reference model, batch"):
         batch = collate([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
         read = {name: batch[name] for name in ("input_ids", "attention_mask")}
         # In float32, as those of the model in training, which begins as the reference.

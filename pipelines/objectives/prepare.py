@@ -27,7 +27,6 @@ UNKNOWN = re.compile("of the unknown class '(.*?)'(?:;|$)", re.M)  # in an error
 def prepare_data(
     recipe: Recipe,
     *,
-    progress: bool = False,
     splits: Sequence[str] | None = None,
     model_config=None,
     for_training: bool = False,
@@ -62,25 +61,23 @@ def prepare_data(
         if teaching is not None:
             teaching.check_data(data)
         chosen = [split for split in sources if splits is None or split in splits]
-        return {split: reads.rows(data, sources[split], split, cache, progress) for split in chosen}
+        return {split: reads.rows(data, sources[split], split, cache) for split in chosen}
 
-    data, rows = with_usable_rows(reads, sources, cache, progress, rows_of)
-    rows, lesson = reads.completed(data, rows, cache, progress), None
+    data, rows = with_usable_rows(reads, sources, cache, rows_of)
+    rows, lesson = reads.completed(data, rows, cache), None
     if teaching is not None:
         rows, lesson = teaching.for_training(data, rows, sources, cache)
     facts = {split: of_split.report() for split, of_split in rows.items()}
     data = replace(data, rows=rows, facts=facts, lesson=lesson)
     if for_training and recipe.stages:
-        data = replace(data, stages=prepare_stages(data, cache, progress))
+        data = replace(data, stages=prepare_stages(data, cache))
     if "train" in rows:
         of_both = f"{rows['train'].identity}\n{processor_fingerprint(data)}"
         facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
     return data
 
 
-def with_usable_rows(
-    reads: Reads, sources: dict, cache: Path, progress: bool, made: Callable[[Data], Any]
-) -> tuple[Data, Any]:
+def with_usable_rows(reads: Reads, sources: dict, cache: Path, made: Callable[[Data], Any]) -> tuple[Data, Any]:
     """(the data without rows, what is `made` of them), of sources without rows that are left out.
 
     Raises UserError for rows that cannot be used, where the recipe does not leave them out.
@@ -88,7 +85,7 @@ def with_usable_rows(
     while True:
         data = None
         try:
-            data = reads.prepare(sources, cache, progress)
+            data = reads.prepare(sources, cache)
             return data, made(data)
         except UserError as error:
             if not leaves_out(reads, sources, error, data):
@@ -104,7 +101,7 @@ def processor_fingerprint(data: Data) -> str:
     return fingerprint(data.processor)
 
 
-def prepare_stages(data: Data, cache: Path, progress: bool) -> list[tuple[Stage, Data, Rows]]:
+def prepare_stages(data: Data, cache: Path) -> list[tuple[Stage, Data, Rows]]:
     """Each stage of the recipe with its data and its training rows; stages with one sequence_length share both."""
     made, stages = {repr(data.objective.settings): (data, data.rows["train"])}, []
     for stage in stages_of(data.objective.recipe):
@@ -113,8 +110,8 @@ def prepare_stages(data: Data, cache: Path, progress: bool) -> list[tuple[Stage,
             objective = objective_of(stage.recipe)
             reads = objective.Reads(objective)
             with of_stage(stage.number):
-                prepared = reads.prepare(dict(data.sources), cache, progress, data.tokenizer)
-                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train", cache, progress)
+                prepared = reads.prepare(dict(data.sources), cache, data.tokenizer)
+                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train", cache)
         stages.append((stage, *made[key]))
     return stages
 
@@ -170,7 +167,7 @@ def cache_of(recipe: Recipe) -> Path:
     return cache
 
 
-def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = False) -> dict[str, int]:
+def prepare_share(recipe: Recipe, number: int, of: int) -> dict[str, int]:
     """Make share `number` (from 1) of the `of` shares of what prepare_data needs; split -> shards made or found.
 
     Machines that share a cache (data.cache_dir) can make their shares at the same time; each makes the tokenizer, with
@@ -185,10 +182,8 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
     reads = objective.Reads(objective)
     check_shares(objective)
     sources = reads.open()
-    data, share = reads.prepare(sources, cache, progress), Share(number, of)
-    return {
-        split: reads.prepare_share(data, source, split, cache, share, progress) for split, source in sources.items()
-    }
+    data, share = reads.prepare(sources, cache), Share(number, of)
+    return {split: reads.prepare_share(data, source, split, cache, share) for split, source in sources.items()}
 
 
 def check_shares(objective: Objective) -> None:

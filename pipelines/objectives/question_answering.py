@@ -177,13 +177,13 @@ def right_answers(settings: QuestionAnsweringSettings, row: dict, place: str) ->
 class ReadsQuestions(ReadsExamples):
     """Questions with their contexts, in windows."""
 
-    def prepare(self, sources, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources, cache: Path, tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer that does not say where in the text its tokens stand."""
-        data = super().prepare(sources, cache, progress, tokenizer)
+        data = super().prepare(sources, cache, tokenizer)
         need_offsets(self.objective, data.tokenizer)
         return data
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str, cache: Path) -> Rows:
         """Windows as input_ids, labels (2,) and token_type_ids; with what metrics need, except for training.
 
         That is the question and its number, the window's part of the context (`text`), the range of its tokens

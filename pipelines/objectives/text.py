@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -85,8 +84,8 @@ class ReadsText(Reads):
     def texts(self, source: "Corpus") -> "Corpus":
         return source
 
-    def prepare(self, sources: "dict[str, Corpus]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        tokenizer = train_or_load(self.objective, sources["train"], cache, progress, tokenizer)
+    def prepare(self, sources: "dict[str, Corpus]", cache: Path, tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, sources["train"], cache, tokenizer)
         self._check(tokenizer)
         return Data(self.objective, self, tokenizer, sources=sources)
 
@@ -95,20 +94,20 @@ class ReadsText(Reads):
 
     # ---- rows
 
-    def rows(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
+    def rows(self, data: Data, source: "Corpus", split: str, cache: Path) -> "Rows":
         """The rows of the text; each source of data.mixture has a token store of its own."""
         if not source.sources:
-            return self._rows_of(data, source, split, cache, progress)
+            return self._rows_of(data, source, split, cache)
         from ..data.ordered_rows import sources_once, weighed
 
-        rows = {name: self._rows_of(data, corpus, split, cache, progress) for name, corpus in source.sources.items()}
+        rows = {name: self._rows_of(data, corpus, split, cache) for name, corpus in source.sources.items()}
         if split != "train":
             return sources_once(rows)
         section = self.recipe.data
         weights = dict(zip(rows, (each.weight for each in section.mixture), strict=True))
         return weighed(rows, weights, section.weights_by, self.seed)
 
-    def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
+    def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path) -> "Rows":
         from ..data.packed_stream import StreamingPackedDataset
 
         section = self.settings
@@ -116,14 +115,14 @@ class ReadsText(Reads):
             options = {"tail": section.tail, "shifts_labels": shifts_labels(self.objective)} | self._marks_around()
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, data.tokenizer, self._row_length, **options)
-        store = self._tokenization(data, source, cache).store(progress)
+        store = self._tokenization(data, source, cache).store()
         if split == "validation" and not store.num_documents and self.recipe.data.clean is not None:
             raise UserError(
                 f"data.clean leaves no document of {store.name} for validation; set a larger data.validation_fraction, "
                 f"or data.validation_files"
             )
         # Every token of a validation text counts, so its last row is padded, never dropped.
-        with working(f"packing {split}") if progress else nullcontext():
+        with working(f"packing {split}"):
             if split == "train":
                 return self._pack(data, store, section.tail)
             return self._pack(data, store, "pad", overlap=getattr(section, "evaluation_overlap", 1))
@@ -135,13 +134,11 @@ class ReadsText(Reads):
         options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts_labels(self.objective)}
         return PackedDataset(store, self._row_length, tail=tail, overlap=overlap, **options)
 
-    def prepare_share(
-        self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False
-    ) -> int:
+    def prepare_share(self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share") -> int:
         if split == "train" and self.recipe.data.streaming:
             return 0
         sources = source.sources.values() or [source]
-        return sum(self._tokenization(data, corpus, cache).make_share(share, progress) for corpus in sources)
+        return sum(self._tokenization(data, corpus, cache).make_share(share) for corpus in sources)
 
     def _tokenization(self, data: Data, source: "Corpus", cache: Path):
         """The tokenisation of a split, which makes its token store."""

@@ -88,8 +88,8 @@ class ReadsTags(ReadsExamples):
         """The words, joined by spaces."""
         return " ".join(texts_of(row, column, field, place, "word"))
 
-    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        data = super().prepare(sources, cache, progress, tokenizer)
+    def prepare(self, sources: "dict[str, Examples]", cache: Path, tokenizer: Any = None) -> Data:
+        data = super().prepare(sources, cache, tokenizer)
         need_offsets(self.objective, data.tokenizer)
         labels, section = data.labels, self.recipe.evaluation
         if self.settings.scheme is not None:
@@ -126,9 +126,7 @@ class ReadsTags(ReadsExamples):
             )
         return [(f"{place}, tag {number}", tag) for number, tag in enumerate(value, start=1)]
 
-    def rows(
-        self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
-    ) -> Rows:
+    def rows(self, data: Data, source: "Examples", split: str, cache: Path, labelled: bool = True) -> Rows:
         """The sentences, with a label for each token, -100 where none is learned; for a teacher also WORDS.
 
         labelled: whether the sentences have tags.

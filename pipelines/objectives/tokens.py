@@ -54,7 +54,7 @@ def tokenizer_section(objective: "Objective") -> TokenizerSection:
     return replace(section, framing=framing, sentinels=sentinels, special_tokens=[*section.special_tokens, *further])
 
 
-def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: bool, given: Any = None) -> Any:
+def train_or_load(objective: "Objective", texts: Any, cache: Path, given: Any = None) -> Any:
     """The recipe's tokenizer, loaded, or trained on the corpus `texts`. given: replaces it, where there is one."""
     if given is not None:
         return given
@@ -62,7 +62,7 @@ def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: boo
 
     trust = objective.recipe.trust_remote_code
     section = tokenizer_section(objective)
-    tokenizer = train_or_load_tokenizer(section, texts, cache, progress=progress, trust_remote_code=trust)
+    tokenizer = train_or_load_tokenizer(section, texts, cache, trust_remote_code=trust)
     if section.chat_template is not None:
         tokenizer.chat_template = chat_template_of(section.chat_template)
     if section.chat_template == "chatml_tools":  # of ours the one that writes calls: servers read them by it

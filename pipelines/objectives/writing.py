@@ -181,17 +181,17 @@ class ReadsToWrite(ReadsExamples):
         key = task.encoding_key(labels)
         return ExampleTexts(source, render, {"texts": self.columns()} | ({"encoding": key} if key else {}))
 
-    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict, cache: Path, tokenizer: Any = None) -> Data:
         """Raises UserError for an answer that is no class, and for a tokenizer that cannot write one."""
         labels = self.objective.find_classes(sources, cache)
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), cache, progress, tokenizer)
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), cache, tokenizer)
         if tokenizer.model_max_length > UNLIMITED:
             tokenizer.model_max_length = self.settings.max_length
         check_writer(self.objective, tokenizer)
         labels = labels and labels.written_by(tokenizer, self.settings)
         return Data(self.objective, self, tokenizer, labels, sources=sources)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str, cache: Path) -> Rows:
         """The examples as input_ids and labels (unshifted); for measuring also the raw texts."""
         settings, tokenizer, columns = self.settings, data.tokenizer, {"input_ids": "int32[]", "labels": "int32[]"}
         if split != "train":

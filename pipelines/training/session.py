@@ -1,7 +1,6 @@
 """The session of a run: the objects that are made once from its recipe, such as engine, data and trainer."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -92,7 +91,7 @@ class Session:
         with self.arguments.main_process_first(local=False, desc="preparing data"):
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
-            self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
+            self.data = prepare_data(recipe, for_training=True)
         rows, folder = self.data.rows["train"], self.folder
         self.add_facts()
         folder.data, per_step = self.data.facts, rows_of(self.arguments)

@@ -78,7 +78,7 @@ def alone(path, number, data, cache):
     objective = objective_of(recipe_from_dict(recipe | {"name": "alone"}))
     reads = objective.Reads(objective)
     sources = reads.open()
-    own = reads.prepare(sources, cache, False, data.tokenizer)
+    own = reads.prepare(sources, cache, data.tokenizer)
     return own, reads.rows(own, sources["train"], "train", cache)
 
 

@@ -121,7 +121,7 @@ def rows_of(recipe):
     task = objective_of(recipe).for_rows()
     reads = task.Reads(task)
     sources = reads.open()
-    data = reads.prepare(sources, cache, False)
+    data = reads.prepare(sources, cache)
     return reads.rows(data, sources["train"], "train", cache), data
 
 
