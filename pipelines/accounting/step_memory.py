@@ -123,7 +123,7 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
     if offloads(section):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     if recipe.teacher is not None:
-        notes += TEACHERS[objective.taught](objective, objective.Reads(objective)).further_costs()
+        notes += TEACHERS[objective.taught](objective.Reads(objective)).further_costs()
     batch = planned_batch(recipe, objective, model)
     return StepMemory(
         batch=batch,

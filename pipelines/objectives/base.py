@@ -154,7 +154,7 @@ class Objective:
         why = f"has no effect on {self.unsmoothed}; remove it"
         check_beside("training", self.recipe.training, [("label_smoothing_factor", bool(self.unsmoothed), why)])
         if self.recipe.teacher is not None:
-            TEACHERS[self.taught](self, self.Reads(self)).check()
+            TEACHERS[self.taught](self.Reads(self)).check()
 
     def check_tokenizer(self) -> None:
         """Raise UserError for a tokenizer section that does not go with the objective."""

@@ -255,11 +255,11 @@ class AnswersChats(Answers):
 
     head = DECODER
 
-    def __init__(self, objective: Objective, data: Data):
-        super().__init__(objective, data)
+    def __init__(self, data: Data):
+        super().__init__(data)
         self._template = data.labels or ChatRows(self.tokenizer)  # a finished model is asked without rows
         self._read = Conversations(self.settings, self.account)
-        self.account.note(*objective.recognised)
+        self.account.note(*self.objective.recognised)
 
     @property
     def finishes_on(self) -> str:

@@ -45,7 +45,7 @@ def prepare_data(
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
     is_taught = for_training and recipe.teacher is not None
-    teaching = TEACHERS[objective.taught](objective, reads) if is_taught else None
+    teaching = TEACHERS[objective.taught](reads) if is_taught else None
     if teaching is not None:
         teaching.before_training()
     sources = reads.open()

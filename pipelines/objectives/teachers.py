@@ -25,7 +25,6 @@ from .tokens import further_tokens
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
-    from .base import Objective
     from .teacher_losses import Lesson
     from .teacher_model import Teacher
 
@@ -38,9 +37,9 @@ class Teaching:
 
     files_setting = ""
 
-    def __init__(self, objective: "Objective", reads: Reads):
-        self.objective, self.reads, self.recipe = objective, reads, objective.recipe
-        self.section: TeacherSection = objective.recipe.teacher
+    def __init__(self, reads: Reads):
+        self.objective, self.reads, self.recipe = reads.objective, reads, reads.recipe
+        self.section: TeacherSection = reads.recipe.teacher
 
     def check(self) -> None:
         """Raise UserError for settings of the recipe that do not go with a teacher; reads no file."""

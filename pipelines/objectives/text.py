@@ -190,9 +190,9 @@ def show_packed(
 class LearnsText(Learns):
     """Labels of tokens."""
 
-    def __init__(self, objective: Objective, data: Data):
-        super().__init__(objective, data)
-        self.shifts_labels = shifts_labels(objective)
+    @property
+    def shifts_labels(self) -> bool:
+        return shifts_labels(self.objective)
 
     def adapt(self, model: Any) -> None:
         """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
@@ -224,9 +224,9 @@ class PerplexityScores(Scores):
 class Continues(Answers):
     """Prompts that the model continues."""
 
-    def __init__(self, objective: Objective, data: Data):
-        super().__init__(objective, data)
-        self.finishes_on = "one" if self.recipe.evaluation.sample_prompts else "none"
+    @property
+    def finishes_on(self) -> str:
+        return "one" if self.recipe.evaluation.sample_prompts else "none"
 
     def check_prompts(self, most: int) -> None:
         prompts = self.recipe.evaluation.sample_prompts

@@ -134,7 +134,7 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
 
 def costs(recipe):
     objective = objective_of(load_recipe(recipe))
-    return TEACHERS[objective.taught](objective, objective.Reads(objective)).further_costs()
+    return TEACHERS[objective.taught](objective.Reads(objective)).further_costs()
 
 
 def test_a_plan_says_what_a_teacher_takes(student):
@@ -325,7 +325,7 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     of_tokens = np.eye(2, 5, dtype=np.float32)
     for last in (False, True):  # at which token of a word the teacher has learned its tag
         (folder / "recipe.yaml").write_text(f"task: {{labelled_token: {'last' if last else 'all'}}}")
-        teaching = TEACHERS[prepared.objective.taught](prepared.objective, prepared.reads)
+        teaching = TEACHERS[prepared.objective.taught](prepared.reads)
         assert teaching._of_words(["catdog"], [(0, 3), (3, 6)], of_tokens).tolist() == [of_tokens[int(last)].tolist()]
     validation = prepared.collator([prepared.rows["validation"][0]])
     assert "reference" not in validation and lesson.weight(validation) == (validation["labels"] != -100).sum()
