@@ -180,7 +180,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     metrics = {"loss": result["loss"]} | scores.of_pass(prepared.names, result, rows, train)
     finished = FinishedModel(name, lambda: model, recipe.training.evaluation_rows)
     with kept_comparisons() as of_answers:
-        of_model = scores.of_answers(answers, finished, rows, chosen, train)
+        of_model = scores.of_answers(finished, rows, chosen)
     metrics |= of_model.values
     compared = [each.of_rows(chosen) for each in of_pass]
     compared += [each.of_rows(chosen) if each.rows is None else each for each in of_answers]

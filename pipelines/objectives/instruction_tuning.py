@@ -24,7 +24,6 @@ from .text import PerplexityScores
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
-    from .answers import Answers
 
 
 @dataclass
@@ -137,9 +136,7 @@ class ReadsInstructions(ReadsChats):
 class AnswerScores(PerplexityScores):
     """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
 
-    def of_answers(
-        self, answers: "Answers", finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int]) -> Scored:
         """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
         names = self.objective.metrics_of_answers()
         if not names:

@@ -65,9 +65,7 @@ class ReadsTasks(ReadsParts):
 class TaskScores(Scores):
     """The metrics of each task, with its name behind them."""
 
-    def of_answers(
-        self, answers: WritesTexts, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int], train
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int]) -> Scored:
         """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
         from ..metrics.significance import keep, kept_comparisons
 
@@ -78,7 +76,7 @@ class TaskScores(Scores):
                 data.learns().adapt(finished.model)
                 inside = [rows.place(number)[1] for number in ids]
                 with kept_comparisons() as compared:
-                    scored = data.scores().of_answers(data.answers(), finished, rows.parts[name], inside, None)
+                    scored = data.scores().of_answers(finished, rows.parts[name], inside)
                 for comparison in compared:
                     keep(replace(comparison, part=name, rows=ids))
                 metrics |= {f"{metric}_{name}": value for metric, value in scored.values.items()}

@@ -162,11 +162,11 @@ class LearnsPixels(Learns):
 class PixelScores(PerplexityScores):
     """Metrics of the summed loss, and the linear probe."""
 
-    def of_answers(self, answers, finished: FinishedModel, rows, numbers: Sequence[int], train) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> Scored:
         if "linear_probe" not in self.recipe.evaluation.metrics:
             return Scored()
         sizes = {"batch_size": self.recipe.training.per_device_train_batch_size, "seed": self.objective.seed}
-        return Scored({"linear_probe": linear_probe(finished.model, train, rows, **sizes)})
+        return Scored({"linear_probe": linear_probe(finished.model, self.data.rows["train"], rows, **sizes)})
 
 
 class CompletesImages(AnswersImages):

@@ -327,14 +327,12 @@ class AnswersQuestions(Answers):
 class SpanScores(Scores):
     """Metrics of answers as texts."""
 
-    def of_answers(
-        self, answers: AnswersQuestions, finished: FinishedModel, rows, numbers: Sequence[int], train
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> Scored:
         """Metrics of the questions of the windows `numbers`, each answered from all of its windows.
 
         The answers are kept under the numbers of their questions, for confidence intervals and comparisons.
         """
-        found = answers.of_windows(finished, rows, numbers)
+        found = self.data.answers().of_windows(finished, rows, numbers)
         predictions, references = ([item[name] for item in found] for name in ("given", "right"))
         shown = [
             {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}

@@ -8,7 +8,7 @@ from .data import Data
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
-    from .answers import Answers, FinishedModel
+    from .answers import FinishedModel
 
 OF_PART = "loss_"  # prefix of the names of the parts' losses, and of no other metric
 
@@ -77,14 +77,7 @@ class Scores:
 
     # ---- answers of a model
 
-    def of_answers(
-        self,
-        answers: "Answers",
-        finished: "FinishedModel",
-        rows: "Rows",
-        numbers: Sequence[int],
-        train: "Rows | None",
-    ) -> Scored:
+    def of_answers(self, finished: "FinishedModel", rows: "Rows", numbers: Sequence[int]) -> Scored:
         """The metrics that need the model's answers, on the rows `numbers`."""
         return Scored()
 

@@ -309,12 +309,11 @@ class WritesTexts(Answers):
 class TextScores(Scores):
     """Metrics of written texts."""
 
-    def of_answers(
-        self, answers: WritesTexts, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int]) -> Scored:
         """Metrics of answers; without metrics only as many rows are answered as are shown."""
         numbers = numbers if self.objective.metrics else numbers[:SAMPLES]
-        texts, (sources, references) = answers.of_rows(finished, rows, numbers), map(rows.texts, ("source", "target"))
+        texts = self.data.answers().of_rows(finished, rows, numbers)
+        sources, references = map(rows.texts, ("source", "target"))
         shown = [
             {"prompt": sources[number], "reference": references[number], "text": text}
             for number, text in zip(numbers[:SAMPLES], texts)

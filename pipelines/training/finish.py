@@ -192,7 +192,7 @@ def answers_of_splits(data: Data, answers: Answers, finished: FinishedModel) -> 
     scores, scored, metrics, signatures = data.scores(), None, {}, {}
     for split, rows in data.rows.items():
         if split != "train":
-            scored = scores.of_answers(answers, finished, rows, range(len(rows)), data.rows["train"])
+            scored = scores.of_answers(finished, rows, range(len(rows)))
             metrics |= {f"{split}_{name}": value for name, value in scored.values.items()}
             signatures |= scored.signatures
     return metrics, signatures, answers.samples(finished, data.rows, scored)

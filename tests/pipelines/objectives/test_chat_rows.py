@@ -217,9 +217,7 @@ def test_metrics_and_samples_ask_for_the_last_answer_of_each_conversation(tmp_pa
         instruction_tuning, "continuations", lambda finished, tokenizer, ids, most: [asked[tuple(i)] for i in ids]
     )
     with kept_comparisons() as compared:
-        found = data.scores().of_answers(
-            data.answers(), FinishedModel("", lambda: None, 4), rows, range(len(rows)), None
-        )
+        found = data.scores().of_answers(FinishedModel("", lambda: None, 4), rows, range(len(rows)))
     assert found.values == {"exact_match": 1.0} and len(compared[0].rows) == 5
     examples = list(data.reads.with_rows(data, data.sources["test"]))
     assert [examples[number][1]["messages"][3]["content"] for number in compared[0].rows] == compared[0].references

@@ -252,7 +252,7 @@ def test_written_answers_of_packed_rows_are_compared_with_their_own_references(t
     )
     with kept_comparisons() as compared:
         model = FinishedModel("", lambda: None, 4)
-        found = data.scores().of_answers(data.answers(), model, rows, [0, len(rows) - 1], None)
+        found = data.scores().of_answers(model, rows, [0, len(rows) - 1])
     asked = sorted(each[0] for row in (0, len(rows) - 1) for each in rows.documents(row))
     assert found.values == {"exact_match": 1.0} and rows.is_packed and compared[0].rows == asked
     assert compared[0].references == [rows.texts("answer")[number] for number in asked]
