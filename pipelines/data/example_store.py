@@ -104,14 +104,13 @@ def encode_examples(
     source: Examples,
     schema: pyarrow.Schema,
     batches: Callable[[Examples, Account], Iterable[dict[str, list]]],
-    facts: Callable[[dict[str, list]], dict[str, int | dict]],
     tokenizer: "transformers.PreTrainedTokenizerFast",
 ) -> EncodedExamples:
     """Encode `source` by `batches`, which yields columns, and store the result under cache/examples, found by `key`.
 
-    facts: (a batch) -> numbers, also in dicts, which are added up over all batches. tokenizer: the one that `batches`
-    uses; its control tokens are counted in the examples. The account of the examples is stored with them; `batches`
-    counts what becomes of labels and texts.
+    Each batch also has `facts`, numbers, also in dicts, which are added up. tokenizer: the one that `batches` uses; its
+    control tokens are counted in the examples. The account of the examples is stored with them; `batches` counts what
+    becomes of labels and texts.
     Raises what `batches` raises; no files are left behind then.
     """
 
@@ -130,7 +129,7 @@ def encode_examples(
             pyarrow.ipc.new_stream(file, schema) as writer,
         ):
             for batch in batches(watched, account):
-                add_up(total, facts(batch))
+                add_up(total, batch["facts"])
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
         account.update(watched.account())
         for token, number in occurrences.items():

@@ -125,8 +125,17 @@ class WithTopTokens(WithMore):
         names = {start: f"{start // per_shard:06}" for start in starts}
         missing = [start for start in starts if not (cache / kind / names[start]).exists()]
         if missing:
-            left = sum(min(per_shard, len(rows) - start) for start in missing)
-            _announce(cache, teacher, top_k, left, len(rows), left * size)
+            left, folder = sum(min(per_shard, len(rows) - start) for start in missing), cache
+            while not folder.exists():
+                folder = folder.parent
+            free, words = shutil.disk_usage(folder).free, f"{left * size / 1e9:.3g} GB"
+            if left * size > free:
+                raise UserError(
+                    f"teacher.stored=true needs {words} in data.cache_dir={str(cache)!r}, which has {free / 1e9:.3g} "
+                    f"GB left; lower teacher.top_k={top_k} or data.max_documents, or set teacher.stored=false"
+                )
+            amount = counted(left, "row") + (f" of {len(rows):,} (the others are there)" if left < len(rows) else "")
+            say([f"teacher {teacher}: its {top_k} likeliest tokens of {amount} go into the cache, {words}"])
 
         def build(folder: Path, start: int) -> None:
             numbers = range(start, min(start + per_shard, len(rows)))
@@ -157,19 +166,3 @@ class WithTopTokens(WithMore):
 
     def documents(self, number: int, row: dict | None = None) -> list[tuple[int, int, int]]:
         return self.rows.documents(number, row)
-
-
-def _announce(cache: Path, teacher: str, top_k: int, rows: int, of: int, size: int) -> None:
-    """Say what is about to be written; raise UserError where the disk has no room for it."""
-    folder = cache
-    while not folder.exists():
-        folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    words = f"{size / 1e9:.3g} GB"
-    if size > free:
-        raise UserError(
-            f"teacher.stored=true needs {words} in data.cache_dir={str(cache)!r}, which has {free / 1e9:.3g} GB left; "
-            f"lower teacher.top_k={top_k} or data.max_documents, or set teacher.stored=false"
-        )
-    amount = counted(rows, "row") + (f" of {of:,} (the others are there)" if rows < of else "")
-    say([f"teacher {teacher}: its {top_k} likeliest tokens of {amount} go into the cache, {words}"])

@@ -141,7 +141,8 @@ def find_classes(
     the labels.
 
     Raises UserError for labels that are no classes, for fewer than two classes, for a model that is measured and has
-    other classes, for weights of another number, or for a metric of two classes with more.
+    other classes, for a checkpoint's classes in another order than the recipe's, for weights of another number, or for
+    a metric of two classes with more.
     """
     objective, facts, recipe = reads.objective, reads.facts, reads.recipe
     (column, field), classes_in = label_column(reads.settings), reads.classes_in
@@ -159,9 +160,23 @@ def find_classes(
     classes = named(given, origin)
     names = learned(classes.names)
     if recipe.model.name_or_path is not None:
-        known = names_of_outputs(objective.facts.config)
-        in_order = given is not None or isinstance(weights, list)
-        classes, names, new_head = _as_checkpoint(recipe, classes, names, known, named, learned, in_order)
+        known, numbered = names_of_outputs(objective.facts.config), classes.numbered
+        if sorted(names) != sorted(known) and not numbered:
+            of_checkpoint = named(known)
+            values = range(len(classes.names)) if are_unnamed(classes.names) else classes.names
+            with suppress(UserError):  # of a class that the checkpoint does not have
+                numbers = {of_checkpoint.number(value, "") for value in values}
+                if len(numbers) == len(values) == len(known):
+                    classes, names = of_checkpoint, learned(known)
+        if sorted(names) == sorted(known):
+            if names != known and (given is not None or isinstance(weights, list)):
+                raise UserError(
+                    f"model.name_or_path={recipe.model.name_or_path} has the classes {', '.join(known)}, in this "
+                    f"order; write task.label_names={show(known)}, and count them alike in data and weights"
+                )
+            names = known
+        elif not (numbered and are_unnamed(known) and len(names) == len(known)):
+            new_head = f"{recipe.model.name_or_path} tells {listed(known)} apart, not {listed(names)}"
     if isinstance(weights, list) and len(weights) != len(names):
         raise UserError(f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}")
     objective.check_metrics(names)
@@ -185,40 +200,6 @@ def _names_of_model(reads: Reads, config: Any, stored: list[str] | None, learned
         f"are {', '.join(outputs)}; if they mean the same, in this order, add "
         f"task.label_names='{json.dumps(known, ensure_ascii=False)}'"
     )
-
-
-def _as_checkpoint(
-    recipe: Any,
-    classes: Classes,
-    names: list[str],
-    known: list[str],
-    named: Callable[[list[str]], Classes],
-    learned: Callable[[list[str]], list[str]],
-    in_order: bool,
-) -> tuple[Classes, list[str], str]:
-    """(classes, names, why the head is new): numbered as the checkpoint's outputs `known`, if these are the same ones.
-
-    named: makes the Classes of given names. in_order: the recipe says an order. Raises UserError where the recipe gives
-    the same names another order.
-    """
-    new_head, numbered = "", classes.numbered
-    if sorted(names) != sorted(known) and not numbered:
-        of_checkpoint = named(known)
-        values = range(len(classes.names)) if are_unnamed(classes.names) else classes.names
-        with suppress(UserError):  # of a class that the checkpoint does not have
-            numbers = {of_checkpoint.number(value, "") for value in values}
-            if len(numbers) == len(values) == len(known):
-                classes, names = of_checkpoint, learned(known)
-    if sorted(names) == sorted(known):
-        if in_order and names != known:
-            raise UserError(
-                f"model.name_or_path={recipe.model.name_or_path} has the classes {', '.join(known)}, in this "
-                f"order; write task.label_names={show(known)}, and count them alike in data and weights"
-            )
-        names = known
-    elif not (numbered and are_unnamed(known) and len(names) == len(known)):
-        new_head = f"{recipe.model.name_or_path} tells {listed(known)} apart, not {listed(names)}"
-    return classes, names, new_head
 
 
 def names_of_outputs(config: Any) -> list[str]:

@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,5 +130,5 @@ def stored(
 
     # The name of the rows in the cache, and part of a run's identity.
     key = sha([*kind, examples_fingerprint(source), tokenizer_fingerprint(data.tokenizer), *settings])
-    make, facts = make or partial(reads._batches, data), itemgetter("facts")
-    return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)
+    make = make or partial(reads._batches, data)
+    return encode_examples(cache, key, source, schema_of(columns), make, data.tokenizer)

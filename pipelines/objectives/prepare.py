@@ -66,7 +66,7 @@ def prepare_data(
     data, rows = with_usable_rows(reads, sources, cache, rows_of)
     rows, lesson = reads.completed(data, rows, cache), None
     if teaching is not None:
-        rows, lesson = teaching.for_training(data, rows, sources, cache)
+        rows, lesson = teaching.for_training(data, rows, cache)
     facts = {split: of_split.report() for split, of_split in rows.items()}
     data = replace(data, rows=rows, facts=facts, lesson=lesson)
     if for_training and recipe.stages:

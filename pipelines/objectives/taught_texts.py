@@ -83,13 +83,11 @@ class TaughtTexts(Teaching):
         super().before_training()
         self._further_texts()  # so that a missing file is reported now
 
-    def for_training(
-        self, data: Data, rows: "dict[str, Rows]", sources: "dict[str, Examples]", cache: Path
-    ) -> "tuple[dict[str, Rows], Lesson]":
+    def for_training(self, data: Data, rows: "dict[str, Rows]", cache: Path) -> "tuple[dict[str, Rows], Lesson]":
         from ..data.ordered_rows import joined
         from ..data.reference import WithReference, answered
 
-        train, asked_sources, further = rows["train"], [sources["train"]], self._further_texts()
+        train, asked_sources, further = rows["train"], [data.sources["train"]], self._further_texts()
         if further is not None:
             more = self.reads.rows(data, further, further.split, cache, labelled=False)
             train, asked_sources = joined([train, more]), [*asked_sources, further]

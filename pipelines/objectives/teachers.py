@@ -79,9 +79,7 @@ class Teaching:
         """Raise UserError for a teacher that does not go with the data, which have no rows yet."""
 
     @abstractmethod
-    def for_training(
-        self, data: Data, rows: "dict[str, Rows]", sources: dict[str, Any], cache: Path
-    ) -> "tuple[dict[str, Rows], Lesson]":
+    def for_training(self, data: Data, rows: "dict[str, Rows]", cache: Path) -> "tuple[dict[str, Rows], Lesson]":
         """The rows of all splits with the teacher's answers to those of `train`, and the loss that learns them."""
 
 
@@ -128,7 +126,7 @@ class TaughtTokens(Teaching):
             raise UserError(f"teacher.top_k={section.top_k} must be below the {size:,} entries of the tokenizer")
         return size
 
-    def for_training(self, data, rows, sources, cache):
+    def for_training(self, data, rows, cache):
         from .documents_apart import check_documents_apart
         from .teacher_losses import TokenLesson
         from .text import shifts_labels

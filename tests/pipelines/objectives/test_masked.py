@@ -173,5 +173,5 @@ def test_a_tokenizer_without_a_mask_token_is_refused_in_one_sentence():
 
     objective = Masked(Recipe(objective=Masked.Settings()))
     with pytest.raises(UserError, match="needs a tokenizer with a mask token; this one has none") as caught:
-        objective.Reads(objective).prepare({"train": None}, None, False, Maskless())
+        objective.Reads(objective).prepare({"train": None}, None, Maskless())
     assert "\n" not in str(caught.value)

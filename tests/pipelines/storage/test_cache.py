@@ -158,11 +158,9 @@ def build_of(kind, corpus, folder, monkeypatch):
     tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other")
 
     def batches(examples, account):
-        yield {"input_ids": [[len(row["text"])] for _, row in examples]}
+        yield {"input_ids": [[len(row["text"])] for _, row in examples], "facts": {"examples": 1}}
 
-    return rows, lambda: encode_examples(
-        cache, examples_fingerprint(source), source, schema, batches, lambda batch: {"examples": 1}, tokenizer
-    )
+    return rows, lambda: encode_examples(cache, examples_fingerprint(source), source, schema, batches, tokenizer)
 
 
 @pytest.mark.parametrize("change", ["same size", "longer", "another file"])
