@@ -22,7 +22,7 @@ from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.answers import FinishedModel
 from ..objectives.data import Data
-from ..objectives.prepare import cache_of, with_usable_rows
+from ..objectives.prepare import with_usable_rows
 from ..objectives.reads import Reads, label_column
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
@@ -105,7 +105,7 @@ def evaluate_few_shot(
     def asked(data: Data) -> list[list[Question]]:
         return [list(questions_of(data, sources[name], template)) for name in ("train", split)]
 
-    data, (solvable, questions) = with_usable_rows(reads, sources, cache_of(recipe), asked)
+    data, (solvable, questions) = with_usable_rows(reads, sources, asked)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
     kind = KINDS[objective.asks_for](data, words, [question.answer for question in solvable])
     scores = data.scores()

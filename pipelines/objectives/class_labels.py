@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.account import Account
@@ -128,7 +127,6 @@ class ClassLabels:
 def find_classes(
     reads: Reads,
     sources: dict,
-    cache: Path,
     *,
     learned: Callable[[list[str]], list[str]] = list,
     kind: Callable[..., ClassLabels] = ClassLabels,
@@ -155,7 +153,7 @@ def find_classes(
         given = _names_of_model(reads, facts.measured, stored, learned)
 
     def named(names: list[str] | None, origin: str = "of the checkpoint") -> Classes:
-        return Classes(field, column, sources, cache, names, classes_in, origin, meaning)
+        return Classes(field, column, sources, reads.cache, names, classes_in, origin, meaning)
 
     classes = named(given, origin)
     names = learned(classes.names)
@@ -215,7 +213,7 @@ def try_classes(reads: Reads, examples: list) -> None:
             check_class(value, field, where)
 
 
-def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path) -> dict:
+def with_class_notes(reads: Reads, data: Data, rows: dict) -> dict:
     """The `completed` of a Reads: the rows of all splits, with notes on missing and rare classes."""
     section = reads.recipe.data
     has_own = {"validation": section.validation_files or section.validation_split}

@@ -1,5 +1,4 @@
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -65,15 +64,15 @@ class ReadsClassedImages(ReadsImages):
             )
         return super().open()
 
-    def _labels(self, sources: dict, cache: Path) -> ClassLabels:
-        return find_classes(self, sources, cache)
+    def _labels(self, sources: dict) -> ClassLabels:
+        return find_classes(self, sources)
 
-    def _store(self, data: Data, source, cache: Path):
+    def _store(self, data: Data, source):
         from ..images.processors import prepare_images
 
         labels = data.labels
         of_classes = {"class_of": labels.number, "classes": labels.identity(), "label_facts": labels.facts}
-        return prepare_images(source, data.processor, self.shape, cache, **of_classes)
+        return prepare_images(source, data.processor, self.shape, self.cache, **of_classes)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         if data is None:
@@ -83,9 +82,9 @@ class ReadsClassedImages(ReadsImages):
             for place, row in examples:
                 data.labels.of(row, place)
 
-    def rows(self, data: Data, source, split: str, cache: Path) -> StoredImages:
+    def rows(self, data: Data, source, split: str) -> StoredImages:
         """Decoded images with their class numbers; training rows are marked for augmentation."""
-        return StoredImages(self._store(data, source, cache), **{"augment": True} if split == "train" else {})
+        return StoredImages(self._store(data, source), **{"augment": True} if split == "train" else {})
 
     completed = with_class_notes
 

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX
@@ -80,8 +79,8 @@ class ReadsInstructions(ReadsChats):
         full, cut = len(ids) >= longest, any(learned[longest:])
         return {"input_ids": ids[:longest], "labels": labels, "full": full, "cut": cut}
 
-    def rows(self, data: Data, source: "Examples", split: str, cache: Path) -> Rows:
-        encoded = super().rows(data, source, split, cache)
+    def rows(self, data: Data, source: "Examples", split: str) -> Rows:
+        encoded = super().rows(data, source, split)
         if not self.settings.packing:
             return encoded
         from ..data.packing import PackedExamples

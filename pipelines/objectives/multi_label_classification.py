@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
@@ -198,7 +197,7 @@ class MultiLabelClassification(LabelledTextTask):
         classes = [name for name, score in scores.items() if score >= self.settings.threshold]
         return {"prediction": classes, "scores": scores}
 
-    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
+    def labels(self, reads: ReadsLabelledTexts, sources: dict) -> LabelSets:
         columns = self.settings.label_field if isinstance(self.settings.label_field, list) else ()
         kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot, columns=columns)
-        return find_classes(reads, sources, cache, kind=kind)
+        return find_classes(reads, sources, kind=kind)

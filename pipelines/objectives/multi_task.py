@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ..data.documents import Corpus
@@ -44,17 +43,17 @@ class ReadsTasks(ReadsParts):
 
     legend = SOURCE_AND_TARGET
 
-    def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
+    def _training_texts(self, sources: dict[str, dict]) -> Corpus:
         """With the names of classes as they are written."""
         corpora = {}
         for label, source in sources["train"].items():
             with self.objective.of_part(label):
                 part = self._parts[label]
-                corpora[label] = part.texts(source, part.objective.find_classes(of_label(sources, label), cache))
+                corpora[label] = part.texts(source, part.objective.find_classes(part, of_label(sources, label)))
         return self._joined(corpora)
 
-    def prepare(self, sources: dict[str, dict], cache: Path, tokenizer: Any = None) -> Data:
-        data = super().prepare(sources, cache, tokenizer)
+    def prepare(self, sources: dict[str, dict], tokenizer: Any = None) -> Data:
+        data = super().prepare(sources, tokenizer)
         check_writer(self.objective, data.tokenizer)
         return data
 

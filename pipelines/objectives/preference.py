@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..adapters import base_arguments, is_adapter, load_config, load_model, recorded_base
@@ -99,11 +98,11 @@ class ReadsPairs(ReadsChats):
             before += len(ids)
         return row
 
-    def completed(self, data: Data, rows: dict[str, Rows], cache: Path) -> dict[str, Rows]:
+    def completed(self, data: Data, rows: dict[str, Rows]) -> dict[str, Rows]:
         """The rows with the reference model's log-probabilities of their answers."""
-        return {split: self._with_reference(data, encoded, cache) for split, encoded in rows.items()}
+        return {split: self._with_reference(data, encoded) for split, encoded in rows.items()}
 
-    def _with_reference(self, data: Data, encoded, cache: Path) -> Rows:
+    def _with_reference(self, data: Data, encoded) -> Rows:
         from ..data.reference import WithReference
         from ..storage.record import Record
 
@@ -117,7 +116,7 @@ class ReadsPairs(ReadsChats):
 
         of_dtype = [] if loaded == {"dtype": torch.float32} else [str(loaded)]
         key = sha(["log-probabilities", encoded.fingerprint, record.weights, data.labels.padding, *of_dtype])
-        return WithReference.cached(encoded, cache, key, compute)
+        return WithReference.cached(encoded, self.cache, key, compute)
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(data.labels.padding)

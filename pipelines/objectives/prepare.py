@@ -41,7 +41,8 @@ def prepare_data(
     Raises:
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
-    objective, cache = objective_of(recipe).for_rows(), cache_of(recipe)
+    cache_of(recipe)  # in which hashes of the files are kept
+    objective = objective_of(recipe).for_rows()
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
     is_taught = for_training and recipe.teacher is not None
@@ -61,23 +62,23 @@ def prepare_data(
         if teaching is not None:
             teaching.check_data(data)
         chosen = [split for split in sources if splits is None or split in splits]
-        return {split: reads.rows(data, sources[split], split, cache) for split in chosen}
+        return {split: reads.rows(data, sources[split], split) for split in chosen}
 
-    data, rows = with_usable_rows(reads, sources, cache, rows_of)
-    rows, lesson = reads.completed(data, rows, cache), None
+    data, rows = with_usable_rows(reads, sources, rows_of)
+    rows, lesson = reads.completed(data, rows), None
     if teaching is not None:
-        rows, lesson = teaching.for_training(data, rows, cache)
+        rows, lesson = teaching.for_training(data, rows)
     facts = {split: of_split.report() for split, of_split in rows.items()}
     data = replace(data, rows=rows, facts=facts, lesson=lesson)
     if for_training and recipe.stages:
-        data = replace(data, stages=prepare_stages(data, cache))
+        data = replace(data, stages=prepare_stages(data))
     if "train" in rows:
         of_both = f"{rows['train'].identity}\n{processor_fingerprint(data)}"
         facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
     return data
 
 
-def with_usable_rows(reads: Reads, sources: dict, cache: Path, made: Callable[[Data], Any]) -> tuple[Data, Any]:
+def with_usable_rows(reads: Reads, sources: dict, made: Callable[[Data], Any]) -> tuple[Data, Any]:
     """(the data without rows, what is `made` of them), of sources without rows that are left out.
 
     Raises UserError for rows that cannot be used, where the recipe does not leave them out.
@@ -85,7 +86,7 @@ def with_usable_rows(reads: Reads, sources: dict, cache: Path, made: Callable[[D
     while True:
         data = None
         try:
-            data = reads.prepare(sources, cache)
+            data = reads.prepare(sources)
             return data, made(data)
         except UserError as error:
             if not leaves_out(reads, sources, error, data):
@@ -101,7 +102,7 @@ def processor_fingerprint(data: Data) -> str:
     return fingerprint(data.processor)
 
 
-def prepare_stages(data: Data, cache: Path) -> list[tuple[Stage, Data, Rows]]:
+def prepare_stages(data: Data) -> list[tuple[Stage, Data, Rows]]:
     """Each stage of the recipe with its data and its training rows; stages with one sequence_length share both."""
     made, stages = {repr(data.objective.settings): (data, data.rows["train"])}, []
     for stage in stages_of(data.objective.recipe):
@@ -110,8 +111,8 @@ def prepare_stages(data: Data, cache: Path) -> list[tuple[Stage, Data, Rows]]:
             objective = objective_of(stage.recipe)
             reads = objective.Reads(objective)
             with of_stage(stage.number):
-                prepared = reads.prepare(dict(data.sources), cache, data.tokenizer)
-                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train", cache)
+                prepared = reads.prepare(dict(data.sources), data.tokenizer)
+                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train")
         stages.append((stage, *made[key]))
     return stages
 
@@ -178,12 +179,13 @@ def prepare_share(recipe: Recipe, number: int, of: int) -> dict[str, int]:
     """
     from ..data.tokenization import Share
 
-    objective, cache = objective_of(recipe), cache_of(recipe)
+    cache_of(recipe)
+    objective = objective_of(recipe)
     reads = objective.Reads(objective)
     check_shares(objective)
     sources = reads.open()
-    data, share = reads.prepare(sources, cache), Share(number, of)
-    return {split: reads.prepare_share(data, source, split, cache, share) for split, source in sources.items()}
+    data, share = reads.prepare(sources), Share(number, of)
+    return {split: reads.prepare_share(data, source, split, share) for split, source in sources.items()}
 
 
 def check_shares(objective: Objective) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
@@ -129,7 +128,7 @@ class SequenceRegression(LabelledTextTask):
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
 
-    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Numbers:
+    def labels(self, reads: ReadsLabelledTexts, sources: dict) -> Numbers:
         """Raises UserError for a model that is measured and has more than one output."""
         config = reads.facts.measured
         if config is not None and config.num_labels != 1:

@@ -7,7 +7,6 @@ needs no teacher.
 
 from abc import abstractmethod
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.modeling.families import FAMILIES
@@ -79,7 +78,7 @@ class Teaching:
         """Raise UserError for a teacher that does not go with the data, which have no rows yet."""
 
     @abstractmethod
-    def for_training(self, data: Data, rows: "dict[str, Rows]", cache: Path) -> "tuple[dict[str, Rows], Lesson]":
+    def for_training(self, data: Data, rows: "dict[str, Rows]") -> "tuple[dict[str, Rows], Lesson]":
         """The rows of all splits with the teacher's answers to those of `train`, and the loss that learns them."""
 
 
@@ -126,7 +125,7 @@ class TaughtTokens(Teaching):
             raise UserError(f"teacher.top_k={section.top_k} must be below the {size:,} entries of the tokenizer")
         return size
 
-    def for_training(self, data, rows, cache):
+    def for_training(self, data, rows):
         from .documents_apart import check_documents_apart
         from .teacher_losses import TokenLesson
         from .text import shifts_labels
@@ -136,18 +135,18 @@ class TaughtTokens(Teaching):
         if native and any(split.is_packed for split in rows.values()):
             check_documents_apart(self.teacher.model, section.name_or_path, data, rows.values(), "teacher")
         if section.stored:
-            rows, ask = rows | {"train": self._stored(data, rows["train"], size, cache)}, None
+            rows, ask = rows | {"train": self._stored(data, rows["train"], size)}, None
             self.teacher.let_go()  # not needed after its answers are stored
         else:
             self.teacher.model.eval()  # loads it before the first step
         return rows, TokenLesson(section.weight, section.temperature, shifts_labels(self.objective), size, ask)
 
-    def _stored(self, data: Data, rows: "Rows", size: int, cache: Path) -> "Rows":
+    def _stored(self, data: Data, rows: "Rows", size: int) -> "Rows":
         """The rows with the teacher's likeliest tokens of each position; it computes those that the cache lacks."""
         from ..data.reference import WithTopTokens
 
         if rows.parts:  # stored by source, so that other weights reuse them
-            return rows.of({name: self._stored(data, of_source, size, cache) for name, of_source in rows.parts.items()})
+            return rows.of({name: self._stored(data, of_source, size) for name, of_source in rows.parts.items()})
         section, collate = self.section, data.reads.collator(data, rows.is_packed)
         key = sha(["top tokens", rows.fingerprint, self.teacher.identity, section.top_k, section.temperature, size])
 
@@ -157,7 +156,7 @@ class TaughtTokens(Teaching):
 
         options = {"width": data.objective.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
         return WithTopTokens.cached(
-            rows, cache, key, answer, self.recipe.training.evaluation_rows, self.teacher.name, **options
+            rows, self.reads.cache, key, answer, self.recipe.training.evaluation_rows, self.teacher.name, **options
         )
 
 

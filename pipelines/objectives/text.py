@@ -3,7 +3,6 @@
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from anyformer.modeling.families import FAMILIES
@@ -84,8 +83,8 @@ class ReadsText(Reads):
     def texts(self, source: "Corpus") -> "Corpus":
         return source
 
-    def prepare(self, sources: "dict[str, Corpus]", cache: Path, tokenizer: Any = None) -> Data:
-        tokenizer = train_or_load(self.objective, sources["train"], cache, tokenizer)
+    def prepare(self, sources: "dict[str, Corpus]", tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, sources["train"], tokenizer)
         self._check(tokenizer)
         return Data(self.objective, self, tokenizer, sources=sources)
 
@@ -94,20 +93,20 @@ class ReadsText(Reads):
 
     # ---- rows
 
-    def rows(self, data: Data, source: "Corpus", split: str, cache: Path) -> "Rows":
+    def rows(self, data: Data, source: "Corpus", split: str) -> "Rows":
         """The rows of the text; each source of data.mixture has a token store of its own."""
         if not source.sources:
-            return self._rows_of(data, source, split, cache)
+            return self._rows_of(data, source, split)
         from ..data.ordered_rows import sources_once, weighed
 
-        rows = {name: self._rows_of(data, corpus, split, cache) for name, corpus in source.sources.items()}
+        rows = {name: self._rows_of(data, corpus, split) for name, corpus in source.sources.items()}
         if split != "train":
             return sources_once(rows)
         section = self.recipe.data
         weights = dict(zip(rows, (each.weight for each in section.mixture), strict=True))
         return weighed(rows, weights, section.weights_by, self.seed)
 
-    def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path) -> "Rows":
+    def _rows_of(self, data: Data, source: "Corpus", split: str) -> "Rows":
         from ..data.packed_stream import StreamingPackedDataset
 
         section = self.settings
@@ -115,7 +114,7 @@ class ReadsText(Reads):
             options = {"tail": section.tail, "shifts_labels": shifts_labels(self.objective)} | self._marks_around()
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, data.tokenizer, self._row_length, **options)
-        store = self._tokenization(data, source, cache).store()
+        store = self._tokenization(data, source).store()
         if split == "validation" and not store.num_documents and self.recipe.data.clean is not None:
             raise UserError(
                 f"data.clean leaves no document of {store.name} for validation; set a larger data.validation_fraction, "
@@ -134,17 +133,17 @@ class ReadsText(Reads):
         options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts_labels(self.objective)}
         return PackedDataset(store, self._row_length, tail=tail, overlap=overlap, **options)
 
-    def prepare_share(self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share") -> int:
+    def prepare_share(self, data: Data, source: "Corpus", split: str, share: "Share") -> int:
         if split == "train" and self.recipe.data.streaming:
             return 0
         sources = source.sources.values() or [source]
-        return sum(self._tokenization(data, corpus, cache).make_share(share) for corpus in sources)
+        return sum(self._tokenization(data, corpus).make_share(share) for corpus in sources)
 
-    def _tokenization(self, data: Data, source: "Corpus", cache: Path):
+    def _tokenization(self, data: Data, source: "Corpus"):
         """The tokenisation of a split, which makes its token store."""
         from ..data.tokenization import Tokenization
 
-        return Tokenization(source, data.tokenizer, cache, **self._marks_around())
+        return Tokenization(source, data.tokenizer, self.cache, **self._marks_around())
 
     def _marks_around(self) -> dict[str, bool]:
         """Whether bos and eos tokens stand around each document."""

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.prepare import cache_of, describe_data, prepare_data
+from anyformer.pipelines.objectives.prepare import describe_data, prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import on_rows, random_decoder, task_recipe, write_lines
 from tiny_tokenizers import of_bytes
@@ -333,7 +333,7 @@ def test_a_pair_compares_the_answers_from_where_its_conversations_differ(prepare
 
 def test_a_written_call_is_compared_with_the_call(prepare):
     data = prepare([{"messages": WITH_CALLS[:2], "tools": [TOOL]}] * 2, **MESSAGES)
-    rows = data.reads.rows(data, data.sources["train"], "validation", cache_of(data.objective.recipe))
+    rows = data.reads.rows(data, data.sources["train"], "validation")
     assert rows.texts("answer")[0] == LEARNED_CALLS[0].removesuffix("<|im_end|>")
     asked = data.labels.prompt_ids(data.answers().asked({"messages": WITH_CALLS[:2], "tools": [TOOL]}, "here"))
     right = data.tokenizer.apply_chat_template(WITH_CALLS[:1], tools=[TOOL], add_generation_prompt=True)["input_ids"]
