@@ -226,9 +226,10 @@ _SAMPLE = 2**18  # bytes of a table in which its separator is found
 _FIRST = 100  # rows of it
 
 
+@register_file_format(".csv")
 class Separated(FileFormat):
-    """A table as text: the first line names the columns, unless the recipe does (data.column_names), in which case it
-    may repeat the names; a quoted value may hold separators and line breaks.
+    """A table as text (RFC 4180): the first line names the columns, unless the recipe does (data.column_names), in
+    which case it may repeat the names; a quoted value may hold separators and line breaks.
 
     usual: the name of the separator by which such files' names are known. A line `sep=;`, as Excel reads it, comes
     before the names.
@@ -237,7 +238,7 @@ class Separated(FileFormat):
     counts = "line"
     has_own_paths = True
     ways = ("data.separator", "data.encoding")
-    usual: str
+    usual = "comma"
 
     def separator(self, path: Path, limits: Limits, usual: str | None = None) -> str:
         """The name of a file's separator: as the recipe says, or as it is found beside the `usual` one."""
@@ -341,16 +342,9 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-@register_file_format(".csv")
-class CommaSeparated(Separated):
-    """Values separated by commas, as spreadsheets write them (RFC 4180), or by what is found."""
-
-    usual = "comma"
-
-
 @register_file_format(".tsv")
 class TabSeparated(Separated):
-    """Values separated by tabs, or by what is found."""
+    """A table whose values are usually separated by tabs."""
 
     usual = "tab"
 

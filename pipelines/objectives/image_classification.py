@@ -67,13 +67,6 @@ class ReadsClassedImages(ReadsImages):
     def _labels(self, sources: dict) -> ClassLabels:
         return find_classes(self, sources)
 
-    def _store(self, data: Data, source):
-        from ..images.processors import prepare_images
-
-        labels = data.labels
-        of_classes = {"class_of": labels.number, "classes": labels.identity(), "label_facts": labels.facts}
-        return prepare_images(source, data.processor, self.shape, self.cache, **of_classes)
-
     def try_examples(self, examples: list, data: Data | None) -> None:
         if data is None:
             try_classes(self, examples)

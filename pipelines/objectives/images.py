@@ -79,7 +79,7 @@ class ReadsImages(Reads):
         """The store of a split's images. Raises UserError for an image that cannot be used."""
         from ..images.processors import prepare_images
 
-        return prepare_images(source, data.processor, self.shape, self.cache)
+        return prepare_images(source, data.processor, self.shape, self.cache, data.labels)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         from ..images.image_store import decode
