@@ -117,11 +117,11 @@ def run(args) -> None:
 def _program(args) -> str:
     """What is asked for: pairs, suite, compare, by_position, shots or task."""
     from ..evaluation.request import is_pairs
-    from ..recipes.suite_file import is_suite
+    from ..recipes.recipe_files import is_file_of
 
     if is_pairs(args.recipe, args.models[0], args.overrides):
         return "pairs"
-    if is_suite(args.recipe):
+    if args.recipe is not None and is_file_of(args.recipe, "suites", "suite"):
         return "suite"
     if len(args.models) > 1:
         return "compare"

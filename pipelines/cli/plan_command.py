@@ -40,8 +40,8 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> None:
-    from ..experiments.story import is_story
     from ..recipes.preset_run import planned_recipe
+    from ..recipes.recipe_files import is_file_of
 
     devices = devices_of(args.devices or CPU)
     if not 0 < args.mfu <= 1:
@@ -49,7 +49,7 @@ def run(args) -> None:
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
     options = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
     options["stage"] = stage
-    if is_story(args.recipe):
+    if is_file_of(args.recipe, "stories", "steps"):
         _plan_story(args, devices, options)
         return
     notes: list[str] = []

@@ -49,9 +49,10 @@ def run(args) -> int:
     from ..experiments.columns import check_columns
     from ..experiments.samplers import known_combinations
     from ..experiments.sweep import SweepStudy
-    from ..experiments.sweep_file import is_sweep_file, read_sweep
+    from ..experiments.sweep_file import read_sweep
     from ..recipes.compose import load_recipe
     from ..recipes.introspection import check_beside
+    from ..recipes.recipe_files import is_file_of
     from ..reporting.plots import check_by_position
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -78,7 +79,8 @@ def run(args) -> int:
     words = [word for name in args.plugins for word in ("--plugin", name)]
     words += ["--trust-remote-code"] * args.trust_remote_code
     folder = Path(recipe.training.output_dir)
-    folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
+    is_sweep = is_file_of(args.recipe, "experiments", "recipe")
+    folder = folder.parent / Path(args.recipe).stem if is_sweep else Path(f"{folder}-sweep")
     study = SweepStudy(
         Path(args.out or folder),
         [],

@@ -72,11 +72,6 @@ class Sweep:
     variants: dict[str, list[str]] = field(default_factory=dict)
 
 
-def is_sweep_file(name_or_path: str) -> bool:
-    """Whether the word names a file of a sweep: one that is shipped, or a YAML with a line that begins `recipe:`."""
-    return is_file_of(name_or_path, "experiments", "recipe")
-
-
 def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> Sweep:
     """The sweep of a file or of a recipe, with what the command line says.
 
@@ -89,7 +84,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
         UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
     """
     chosen = {name: value for name, value in settings.items() if value is not None}
-    if is_sweep_file(name_or_path):
+    if is_file_of(name_or_path, "experiments", "recipe"):
         sweep = _sweep_of_file(name_or_path, chosen)
     else:
         sweep = Sweep(build(SweepSettings, {**chosen, "recipe": name_or_path}, "sweep"))

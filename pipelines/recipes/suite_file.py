@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, refuse_unknown
-from .recipe_files import is_file_of, read_yaml_file
+from .recipe_files import read_yaml_file
 from .schema import doc
 from .types import as_mapping, build, show
 
@@ -38,13 +38,6 @@ class Suite:
     name: str
     description: str
     tasks: list[SuiteTask]
-
-
-def is_suite(name_or_path: str | None) -> bool:
-    """Whether TASK names a suite: one that is shipped, or a YAML file with a list called suite."""
-    if name_or_path is None:
-        return False
-    return is_file_of(name_or_path, "suites", "suite")
 
 
 def read_suite(name_or_path: str) -> Suite:
