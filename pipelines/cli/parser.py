@@ -172,12 +172,12 @@ def add_overrides(parser) -> None:
     )
 
 
-def add_backends(parser, what: str) -> None:
-    """Add the options of the two backends to a command without a recipe. what: what they compute, for the help."""
+def add_backends(parser) -> None:
+    """Add the options of the two backends to a command without a recipe."""
     from ..backends import ATTENTION, AUTO, EXPERTS
 
     for part, names in (("attn", f"{', '.join(ATTENTION)} or a kernel of the Hub"), ("experts", ", ".join(EXPERTS))):
-        parser.add_argument(f"--{part}-implementation", metavar="NAME", default=AUTO, help=f"{what}: {names}")
+        parser.add_argument(f"--{part}-implementation", metavar="NAME", default=AUTO, help=f"what computes it: {names}")
 
 
 def add_json(parser) -> None:

@@ -17,8 +17,8 @@ class LossGuard:
     checkpoint is written.
     """
 
-    def __init__(self, output_dir: str | Path, remember: int = 4096):
-        self.output_dir, self.recent = Path(output_dir), deque(maxlen=remember)
+    def __init__(self, output_dir: str | Path):
+        self.output_dir, self.recent = Path(output_dir), deque(maxlen=4096)
 
     def watch(self, step: int, loss: torch.Tensor, rows: "list[int] | torch.Tensor") -> None:
         self.recent.append((step, loss.detach(), rows))
