@@ -1,4 +1,4 @@
-"""The report of a check: the findings and the verdict of every law, as one line, as JSON, and reproducers in Python."""
+"""The report of a check: findings and verdicts, as one line, as JSON and as a page, and reproducers in Python."""
 
 import contextlib
 import io
@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 import torch
@@ -133,3 +134,25 @@ def report_of(subject: Subject, name: str, laws: Iterable[str] = tuple(LAWS)) ->
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     parameters = sum(p.numel() for p in subject.fresh().parameters())
     return Report(name, subject.class_name, parameters, subject.what, subject.made_by, versions, answers)
+
+
+def page_of(report: dict) -> str:
+    """HTML that needs no network. report: Report.to_dict()."""
+    import jinja2
+
+    from ..inspection.maps_page import style
+
+    text = (resources.files(__package__) / "checks.html.jinja").read_text(encoding="utf-8")
+    template = jinja2.Environment(autoescape=True).from_string(text)
+    return template.render(report=report, style=style(), grouped=grouped, made=time.strftime("%Y-%m-%d"))
+
+
+def grouped(findings: list[dict]) -> list[dict]:
+    """The findings that do not hold, grouped by cause and way out: {whats, why, way_out}."""
+    groups: dict[tuple, list[str]] = {}
+    for finding in findings:
+        if finding["verdict"] != Verdict.HOLDS:
+            apart = finding["difference"]
+            off = "" if apart is None else f" ({float(apart):.2g})"
+            groups.setdefault((finding["why"], finding["way_out"]), []).append(finding["what"] + off)
+    return [{"whats": whats, "why": why, "way_out": way_out} for (why, way_out), whats in groups.items()]

@@ -107,7 +107,7 @@ def _outside_sentence(error: Exception) -> str | None:
     """The sentence for a fault outside of the program that nobody has turned into a UserError; None for a bug."""
     from safetensors import SafetensorError
 
-    from ..storage.full_disk import has_no_space
+    from ..storage.atomic import has_no_space
 
     if has_no_space(error):
         place = f"{error.filename}: " if getattr(error, "filename", None) else ""

@@ -21,8 +21,7 @@ from ..storage.checkpoints import write_atomically
 from ..storage.local_facts import path_name
 from ..storage.model_folder import ModelFolder, open_model_folder
 from ..words import counted
-from .objective_facts import objective_facts
-from .run_facts import SIZES, RunFacts, validated_on
+from .run_facts import SIZES, RunFacts, objective_facts, validated_on
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)

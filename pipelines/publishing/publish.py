@@ -24,8 +24,7 @@ from ..storage.model_folder import ModelFolder, open_model_folder
 from ..storage.record import of_its_model
 from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
-from .objective_facts import objective_facts
-from .run_facts import RunFacts
+from .run_facts import RunFacts, objective_facts
 
 # Files of the modules that sentence-transformers adds to a model.
 MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")

@@ -3,11 +3,14 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..adapters import weights_identity
 from ..manifest import read_json
+from ..plugins import OBJECTIVES
 from ..recipes.own_settings import own_settings
+from ..recipes.row_words import Words
 from ..recipes.secrets import without_signatures
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
@@ -19,6 +22,8 @@ BUILT_IN = {
     "stdlib": "the Python standard library, sources and documentation",
     "stdlib_code": "the Python standard library, sources and documentation, without its tables of data",
 }
+# The most common values, for a recipe that names no registered objective.
+UNKNOWN = SimpleNamespace(words=Words(), unused_weights=())
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,12 @@ class RunFacts:
     @property
     def samples(self) -> list[dict[str, str]]:
         return [s for s in self.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
+
+
+def objective_facts(recipe: dict[str, Any]) -> Any:
+    """The class of a saved recipe's objective or task, whose attributes are the facts; else UNKNOWN."""
+    section = recipe.get("task") or recipe.get("objective")
+    return (OBJECTIVES.get(section.get("name")) if isinstance(section, dict) else None) or UNKNOWN
 
 
 def validated_on(run: dict[str, Any]) -> str:

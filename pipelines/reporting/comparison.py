@@ -10,8 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..metrics.significance import holm
-from ..publishing.objective_facts import objective_facts
-from ..publishing.run_facts import validated_on
+from ..publishing.run_facts import objective_facts, validated_on
 from ..recipes.schema import MINIMAL_PAIRS
 from ..storage.record import Record
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
@@ -19,8 +18,7 @@ from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
 from .class_section import MOST_DRAWN, classes_of
 from .console import print_table
-from .interpret import between, digits_of
-from .metrics_table import Measured, measured
+from .interpret import Measured, between, digits_of, measured
 from .report import REPORT, samples_of
 from .run_log import RunLog, is_number, read_run
 from .settings import MISSING, in_words

@@ -5,8 +5,7 @@ from typing import Any
 
 from ..data.account import Account
 from ..data.account_words import lines
-from ..publishing.objective_facts import objective_facts
-from ..publishing.run_facts import RunFacts, validated_on
+from ..publishing.run_facts import RunFacts, objective_facts, validated_on
 from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import list_checkpoints
 from ..words import counted, human_time, short_metric, short_number
@@ -14,8 +13,7 @@ from . import training_rows
 from .charts import axes_of, charts_of_run
 from .charts_page import write_page
 from .class_section import classes_of
-from .interpret import interpret
-from .metrics_table import Measured, measured
+from .interpret import Measured, interpret, measured
 from .run_log import RunLog, is_number, read_run
 from .settings import settings_table
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..manifest import MANIFEST, find_change, manifest_of, sha, sha256
-from .atomic import make_sibling_folder, sync_file
+from .atomic import is_disk_full, make_sibling_folder, sync_file
 from .contents import States, check_unchanged, contents, hashed_files, read_value, write_value
-from .full_disk import is_disk_full
 
 ALWAYS = 2**30  # bytes; smaller files are hashed at each start
 _ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned

@@ -14,8 +14,8 @@ from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import of_stage
+from ..storage.atomic import is_disk_full
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
-from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
 from ..storage.record import Record
 from .arguments import rows_of

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ...storage.metrics_file import GRADIENTS_FILE
+from ...reporting.run_log import GRADIENTS_FILE
 from ..log.progress import MetricsFile
 
 LAYER = re.compile(r"^(.*?\.\d+)\.")  # the layer in a parameter's name: model.layers.3, encoder.block.0

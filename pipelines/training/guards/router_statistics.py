@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from ...storage.metrics_file import ROUTER_FILE
+from ...reporting.run_log import ROUTER_FILE
 from ..checkpoints.run_folder import say
 from ..log.progress import MetricsFile
 
