@@ -28,7 +28,8 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
     Raises:
         UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
     """
-    if not Path(name).expanduser().is_dir() and is_recipe(name):
+    is_recipe = Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")
+    if is_recipe and not Path(name).expanduser().is_dir():
         if real:
             raise UserError(f"--real asks for weights, which {name!r}, a recipe or preset, has none of; name a folder")
         recipe, _ = planned_recipe(name, trust_remote_code=trust_remote_code)
@@ -98,8 +99,3 @@ def check_device(device: str) -> None:
         raise UserError(f"--device {device} is no device; cpu and cuda are") from None
     if kind != "cpu" and not getattr(torch, kind).is_available():
         raise UserError(f"--device {device}: this machine has none; leave it out to check on the CPU")
-
-
-def is_recipe(name: str) -> bool:
-    """Whether a name is that of a recipe, a preset or a recipe file."""
-    return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")

@@ -183,13 +183,9 @@ def recipe_values(log: RunLog) -> dict[str, Any]:
         words += f" Of the shipped recipe {name} {changed}: shaded, with what it says."
     elif name:
         words += f" All as the shipped recipe {name} says, but for the place it was written to."
-    return {"settings": table, "recipe_words": words, "recipe_text": recipe_text(log)}
-
-
-def recipe_text(log: RunLog) -> str:
-    """The composed recipe, as the run wrote it."""
     file = log.folder / "recipe.yaml"
-    return file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
+    text = file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
+    return {"settings": table, "recipe_words": words, "recipe_text": text}
 
 
 def data_values(log: RunLog) -> dict[str, Any]:

@@ -56,7 +56,8 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
         return check_by_trying(session)
     stop = StopAtOnce(active=session.is_main)
     with ended_in_a_sentence(session, stop), session.folder.held() if session.is_main else nullcontext(), stop:
-        check_upload(session)
+        if session.is_main and recipe.publish.repo_id is not None:
+            resolve_repo_id(recipe.publish.repo_id)
         session.prepare()  # the data
         verdict = session.from_main(session.resume.verdict)
         if verdict.kind == "finished":
@@ -133,12 +134,6 @@ def check_by_trying(session: Session) -> int:
     if session.is_main:
         print_dry_run(session.data, trainer, facts, session.stages)
     return 0
-
-
-def check_upload(session: Session) -> None:
-    """Raise UserError for a repository of the Hub that the finished model could not be pushed to."""
-    if session.is_main and session.recipe.publish.repo_id is not None:
-        resolve_repo_id(session.recipe.publish.repo_id)
 
 
 def finished_before(session: Session, verdict: Verdict) -> int:
