@@ -10,8 +10,10 @@ from importlib import resources
 from typing import Any
 
 import torch
+import transformers
 
 from ..errors import first_line
+from ..inspection.maps_page import style
 from ..transformers_logging import silent
 from ..words import counted
 from .findings import Finding, Verdict
@@ -128,8 +130,6 @@ def ask(subject: Subject, name: str) -> Answer:
 
 def report_of(subject: Subject, name: str, laws: Iterable[str] = tuple(LAWS)) -> Report:
     """Check the laws one after another."""
-    import transformers
-
     answers = [ask(subject, law_name) for law_name in laws]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     parameters = sum(p.numel() for p in subject.fresh().parameters())
@@ -139,8 +139,6 @@ def report_of(subject: Subject, name: str, laws: Iterable[str] = tuple(LAWS)) ->
 def page_of(report: dict) -> str:
     """HTML that needs no network. report: Report.to_dict()."""
     import jinja2
-
-    from ..inspection.maps_page import style
 
     text = (resources.files(__package__) / "checks.html.jinja").read_text(encoding="utf-8")
     template = jinja2.Environment(autoescape=True).from_string(text)

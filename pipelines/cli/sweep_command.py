@@ -8,7 +8,7 @@ from statistics import fmean
 
 from ..errors import UserError
 from ..reporting.console import wide_console
-from ..words import counted
+from ..words import counted, number_in_words, with_deviation
 from .output import plain_table
 from .parser import add_recipe, at_least, seeds_of
 
@@ -147,7 +147,6 @@ def print_table(study) -> None:
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..reporting.comparison import print_differences
-    from ..words import number_in_words, with_deviation
 
     console, varied, columns = wide_console(), study.varied(), study.settings.columns
     keys = [key.rpartition(".")[2] for key in varied]

@@ -129,15 +129,20 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
     shares_rows = settings.sp * settings.cp > 1
+    is_pipeline = settings.pp > 1
+    apart = f"is not wired beside {words}; leave it out"
     rows = [
         ("ema_decay=", True, f"needs whole weights, and {words} shares them"),
         ("torch_compile=", kind == MESH, f"is not wired beside {words}; set it to false"),
         ("audit_samples=", shares_rows, f"is not wired beside {words}, whose rows lose their numbers"),
-        ("label_smoothing_factor=", shares_rows, f"is not wired beside {words}; leave it out"),
+        ("label_smoothing_factor=", shares_rows or is_pipeline, apart),
+        *((f"{name}=", is_pipeline, apart) for name in ("gradient_checkpointing", "fp16", "neftune_noise_alpha")),
     ]
     check_beside("training", training, rows)
-    if settings.pp > 1:
-        _check_pipeline(words, recipe)
+    if is_pipeline and WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
+        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
+    if is_pipeline and recipe.data.mixture:
+        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
     if shares_rows:
         _check_shared_rows(settings, words, recipe)
 
@@ -157,17 +162,6 @@ def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe
 def _all_without(need: str) -> str:
     """The names of the objectives that do not need something."""
     return " and ".join(sorted(name for name, learned in OBJECTIVES.items() if need not in learned.needs))
-
-
-def _check_pipeline(words: str, recipe: Recipe) -> None:
-    training = recipe.training
-    if WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
-        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
-    if recipe.data.mixture:
-        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
-    for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):
-        if value and name in ("gradient_checkpointing", "fp16", "label_smoothing_factor", "neftune_noise_alpha"):
-            raise UserError(f"training.{name}={show(value)} is not wired beside {words}; leave it out")
 
 
 def check_model_shares(settings: ParallelismSettings, config) -> None:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Iterator
 
 import torch
+from transformers import Trainer, TrainingArguments
 
 from ...errors import first_line
 from ..findings import Finding, Verdict, of_fact
@@ -58,8 +59,6 @@ def rows_of(batch: dict) -> list[dict]:
 
 def plain_trainer(model, folder: str, rows: list[dict] | None = None, **arguments):
     """transformers' own Trainer, silent, on the device of the model."""
-    from transformers import Trainer, TrainingArguments
-
     fixed = {"report_to": [], "disable_tqdm": True, "use_cpu": model.device.type == "cpu", "logging_steps": 10**6}
     fixed |= {"save_strategy": "no", "seed": 5, "dataloader_pin_memory": False}
     return Trainer(model=model, args=TrainingArguments(output_dir=folder, **(fixed | arguments)), train_dataset=rows)

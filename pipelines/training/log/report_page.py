@@ -8,6 +8,7 @@ from pathlib import Path
 from transformers import TrainerCallback
 
 from ...reporting.plots import can_plot
+from ...reporting.report import write_report
 from ..checkpoints.run_folder import say
 
 MOST_OF_TIME = 0.02  # share of the training's time that writing the page may take
@@ -42,8 +43,6 @@ class ReportPage(TrainerCallback):
     def write(self, state) -> None:
         if not state.is_world_process_zero or self.has_failed:
             return
-        from ...reporting.report import write_report
-
         begun, self.has_failed = time.monotonic(), True
         with spoken("report.html", self.folder):
             write_report(self.folder)
