@@ -163,6 +163,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     objective = objective_facts(facts.recipe)
     example, options = objective.words.example(facts.section("task") or facts.section("objective"))
     picture, splits, run = objective.words.picture, facts.splits, facts.run
+    teacher = facts.section("teacher").get("name_or_path")
     parameters = (model.is_adapter and run.get("parameters")) or model.parameter_count()
     return {
         "kind": _kind(model.config),
@@ -180,8 +181,8 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "own_recipe_text": facts.own_recipe_text,
         "recipe_text": facts.public_recipe_text,
         "has_recipe": (model.path / "recipe.yaml").is_file(),
-        "base_model": facts.base_model,
-        "teacher": facts.teacher,
+        "base_model": facts.base_model and path_name(facts.base_model),
+        "teacher": teacher and path_name(teacher),
         "is_converted": "converted_from" in run,
         "to_family": run.get("to_family"),
         "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
@@ -207,7 +208,7 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
 
 def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | None):
     """The card's YAML header, as the Hub reads it."""
-    words = objective_facts(facts.recipe).words
+    words, base = objective_facts(facts.recipe).words, facts.base_model
     task = words.hub_task or _kind(model.config).task
     datasets = facts.hub_datasets
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
@@ -236,7 +237,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag=task,
         license=license,
-        base_model=facts.hub_base_model,
+        base_model=base if base and facts.is_on_hub(base) else None,
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
         tags=[

@@ -78,25 +78,18 @@ class RunFacts:
 
     @property
     def base_model(self) -> str | None:
-        """What the model was fine-tuned or converted from: a repository's id, or the name of a folder."""
-        name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return path_name(name) if isinstance(name, str) else None
-
-    @property
-    def teacher(self) -> str | None:
-        """The model whose answers it learned from: a repository's id, or the name of a folder."""
-        name = self.section("teacher").get("name_or_path")
-        return path_name(name) if isinstance(name, str) else None
-
-    @property
-    def hub_base_model(self) -> str | None:
-        """The id of the base model, if it is on the Hub."""
-        name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return name if isinstance(name, str) and self.is_on_hub(name) else None
+        """What the model was fine-tuned or converted from: a repository's id, or a folder."""
+        return self.run.get("converted_from") or self.section("model").get("name_or_path")
 
     def is_on_hub(self, name: str) -> bool:
-        """Whether a name is that of a repository on the Hub: as the run found it, wherever this is asked."""
-        return is_on_hub(name, self.run.get("local"))
+        """Whether a name is that of a repository on the Hub, and not of a folder of the machine that trained.
+
+        Where the run does not say which names were folders, those that exist here count.
+        """
+        local = self.run.get("local")
+        is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
+        is_folder = Path(name).exists() if local is None else name in local
+        return bool(is_id) and not is_folder and not name.startswith("runs/")
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -221,13 +214,3 @@ def _source_name(source: dict[str, Any]) -> str | None:
         words = (path_name(source["dataset"]), source.get("config_name"), f"split {source.get('split', 'train')}")
         return ", ".join(filter(None, words))
     return None
-
-
-def is_on_hub(name: str, local: list[str] | None = None) -> bool:
-    """Whether a name is that of a repository on the Hub; a folder, or a path in runs/, is none.
-
-    local: names of folders where the run was made; None: not known, so folders that exist here count.
-    """
-    is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
-    is_folder = Path(name).exists() if local is None else name in local
-    return bool(is_id) and not is_folder and not name.startswith("runs/")
