@@ -2,15 +2,11 @@
 
 from os.path import expanduser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
 from ..words import say
 from .output import json_alone, quoted, say_loading, say_next
 from .parser import add_json, add_overrides, at_least, whole_numbers
-
-if TYPE_CHECKING:
-    from ..evaluation.result import Measured
 
 
 def add_arguments(add_parser) -> None:
@@ -130,8 +126,8 @@ def _program(args) -> str:
     return "task" if args.shots is None else "shots"
 
 
-def _task(args) -> "tuple[Measured, Path | None]":
-    """One model or two on a task: the result, and the file of its JSON."""
+def _task(args) -> tuple:
+    """One model or two on a task: (what was Measured, the file of its JSON)."""
     from ..evaluation.request import (
         check_predictions,
         check_shots,
@@ -176,7 +172,7 @@ def _task(args) -> "tuple[Measured, Path | None]":
     return result, output
 
 
-def _measured(args, recipes: list, split: str, output: Path | None) -> "Measured":
+def _measured(args, recipes: list, split: str, output: Path | None):
     from ..evaluation import compare, evaluate, few_shot, position_perplexity
 
     recipe, most = recipes[0], args.max_examples
@@ -197,7 +193,7 @@ def _against(first: Path, second: Path) -> str:
     return f"against-{second.name if beside else str(second).strip('/').replace('/', '-')[-150:]}"
 
 
-def _pairs(args) -> "tuple[Measured, Path | None]":
+def _pairs(args) -> tuple:
     from ..evaluation.request import check_writable, pairs_request
 
     given = args.models[0], args.recipe, args.overrides, args.max_examples
@@ -211,7 +207,7 @@ def _pairs(args) -> "tuple[Measured, Path | None]":
     return evaluate_pairs(recipe, settings), output
 
 
-def _suite(args) -> "tuple[Measured, Path | None]":
+def _suite(args) -> tuple:
     from ..evaluation.request import recipes_of_suite
     from ..recipes.suite_file import read_suite
 
@@ -237,7 +233,7 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
     return output
 
 
-def _write(result: "Measured", output: Path | None, predictions: str | None) -> list[str]:
+def _write(result, output: Path | None, predictions: str | None) -> list[str]:
     """Write the result, a suite's into the model card as well, and the answers if `predictions` names a file.
 
     Returns sentences that say where all is.

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
-from ..reporting.console import wide_console
+from ..reporting.console import print_facts, wide_console
 from ..words import counted, say, short_number
-from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
+from .output import json_alone, plain_table, quoted, say_loading, say_next
 from .parser import add_json, add_price, add_recipe, at_least
 
 if TYPE_CHECKING:

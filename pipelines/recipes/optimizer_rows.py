@@ -7,13 +7,8 @@ module imports only the standard library, because recipes are checked with it.
 import pkgutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..plugins import OPTIMIZERS
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import TrainingArguments
 
 FUSED = "adamw_torch_fused"
 
@@ -90,8 +85,11 @@ class OwnOptimizer(ABC):
         self.row, self.section = row, section
 
     @abstractmethod
-    def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> "torch.optim.Optimizer":
-        """Return the optimizer of the model's trainable parameters; those named in `decayed` have weight decay."""
+    def build(self, model, decayed: set[str], arguments):
+        """Return torch's optimizer of the trainable parameters; those named in `decayed` have weight decay.
+
+        arguments: transformers' TrainingArguments.
+        """
 
     def state_bytes(self, model) -> int:
         """Bytes of the optimizer's state for all trained parameters."""
@@ -105,7 +103,7 @@ class OwnOptimizer(ABC):
         """One line about what it does with this model; None: there is nothing to say."""
         return None
 
-    def rates_of(self, optimizer: "torch.optim.Optimizer") -> dict[str, float]:
+    def rates_of(self, optimizer) -> dict[str, float]:
         """{name in the log: current learning rate}; {}: all groups have the rate of the first."""
         return {}
 

@@ -16,10 +16,11 @@ from ...recipes.own_settings import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.row_words import Words
 from ...recipes.schema import Recipe
+from ...reporting.console import print_facts
 from ...reporting.interpret import interpret, with_interval
 from ...reporting.report import REPORT
 from ...reporting.settings import in_words
-from ...words import aligned, counted, human_time, short_number
+from ...words import counted, human_time, short_number
 from ..arguments import rows_of
 from ..checkpoints.run_folder import processes_of
 from ..engines.engine import Engine
@@ -53,11 +54,6 @@ def what_it_reads(config) -> str:
         return f"images of {counted(config.num_channels, 'channel')}"
     image, patch = (size if isinstance(size, int) else size[0] for size in (config.image_size, config.patch_size))
     return f"images of {image} pixels in patches of {patch}"
-
-
-def print_facts(facts: list[tuple[str, str]]) -> None:
-    """Print aligned facts, wrapped at words on a terminal; in a pipe each is one line, for grep."""
-    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
 
 
 def describe_stages(stages: list[StageRun]) -> list[tuple[str, str]]:
@@ -100,7 +96,7 @@ def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, st
         before = processes_of(checkpoint)
         by = "" if before == arguments.world_size else f", written by {counted(before, 'process', 'processes')}"
         facts.append(("start", f"going on from {Path(arguments.output_dir) / checkpoint.name}{by}"))
-    print_facts(facts)
+    print_facts(console, facts)
 
 
 def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> None:
@@ -118,7 +114,7 @@ def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> N
         *describe_data(data),
         *describe_stages(stages),
     ]
-    print_facts([*facts_of_run, ("tried", tried)])
+    print_facts(console, [*facts_of_run, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)
 
 
@@ -133,7 +129,7 @@ def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> 
         table.add_row(Text(name.replace("_", " ")), Text(shown))
     console.print(table)
     for sentence in interpret(run):
-        print_facts([("note", sentence)])
+        print_facts(console, [("note", sentence)])
     for sample in run.get("samples", []):
         title = Text(words.sample.format(prompt=sample["prompt"]))  # [/INST] is no markup of rich
         console.rule(title, align="left")
@@ -150,8 +146,8 @@ def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> 
     where = f"{what}, {reader}, card and metrics are in {folder}"
     trained, parameters = run.get("trained_parameters"), run.get("parameters")
     if trained is not None and trained < parameters:
-        print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
-    print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
+        print_facts(console, [("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
+    print_facts(console, [("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     files = [
         name for name in (REPORT, "README.md", "metrics.jsonl", words.picture) if name and (folder / name).is_file()
     ]

@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from anyformer.modeling.experts_losses import row_weights, weighted_router_losses
@@ -13,9 +12,7 @@ from anyformer.modeling.task_losses import sequence_classification_loss
 
 from ...accounting.lora import plain
 from ...data.batch_keys import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from ...objectives.losses import OwnLoss
+from ...objectives.losses import OwnLoss
 
 
 class ModelLoss:
@@ -43,7 +40,7 @@ class ModelLoss:
         shifts_labels: bool,
         accepts_loss_kwargs: bool,
         label_smoothing: float,
-        own: "OwnLoss | None" = None,
+        own: OwnLoss | None = None,
         logits_of=None,
     ):
         self._model = model = plain(model)
