@@ -32,7 +32,7 @@ class Shape:
 class Case:
     """What is timed against what.
 
-    build(setting, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
+    build(device, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
     tiny: sizes that replace a shape's for a test of the case. clock, warm, same: as in `method.compare`.
     memory: whether peak memory is measured, by torch's profiler; a goal limits the share of a peer's that "ours" needs.
     """

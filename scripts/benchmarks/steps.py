@@ -5,13 +5,11 @@ from anyformer.modeling.lm_head import linear_cross_entropy
 from models import Step, batch_of, model_of
 
 
-def family(setting, name: str, variants: tuple[str, ...], dtype: str, **sizes) -> dict:
+def family(device: str, name: str, variants: tuple[str, ...], dtype: str, **sizes) -> dict:
     """An optimizer step of each variant of a family (`models.model_of`), with equal weights and batches."""
-    batch = batch_of(name, sizes, setting.device)
+    batch = batch_of(name, sizes, device)
     return {
-        variant: Step(
-            model_of(name, variant, sizes, setting.device), batch, dtype, is_compiled=variant.endswith("compiled")
-        )
+        variant: Step(model_of(name, variant, sizes, device), batch, dtype, is_compiled=variant.endswith("compiled"))
         for variant in variants
     }
 
@@ -21,13 +19,13 @@ def full_logits(hidden, weight, labels):
     return torch.nn.functional.cross_entropy((hidden @ weight.t()).float(), labels)
 
 
-def head_loss(setting, dtype: str, tokens: int, vocab: int, hidden: int) -> dict:
+def head_loss(device: str, dtype: str, tokens: int, vocab: int, hidden: int) -> dict:
     """Forward and backward of `hidden @ weight.T` and its cross-entropy."""
     generator = torch.Generator().manual_seed(0)
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype]
-    states = torch.randn(tokens, hidden, generator=generator).to(setting.device, kind).requires_grad_()
-    weight = (torch.randn(vocab, hidden, generator=generator) * 0.05).to(setting.device, kind).requires_grad_()
-    labels = torch.randint(vocab, (tokens,), generator=generator).to(setting.device)
+    states = torch.randn(tokens, hidden, generator=generator).to(device, kind).requires_grad_()
+    weight = (torch.randn(vocab, hidden, generator=generator) * 0.05).to(device, kind).requires_grad_()
+    labels = torch.randint(vocab, (tokens,), generator=generator).to(device)
 
     def step(loss) -> torch.Tensor:
         states.grad = weight.grad = None
