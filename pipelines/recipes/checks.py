@@ -334,12 +334,7 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
     if section.best_metric is not None:
         known = ["loss", *of_validations(objective), *objective.metrics_of_answers()]
         known += [MINIMAL_PAIRS] if section.minimal_pairs is not None else []
-        if section.best_metric in section.metrics and section.best_metric not in known:
-            raise UserError(
-                f"evaluation.best_metric={section.best_metric!r} is measured on the finished model alone; validations "
-                f"during training measure {', '.join(known)}"
-            )
-        if section.best_metric not in known:
+        if section.best_metric not in known:  # metrics of whole splits are measured on the finished model alone
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is not measured during training"
                 f"{did_you_mean(section.best_metric, known)}"
