@@ -18,10 +18,10 @@ from ..storage.atomic import is_disk_full
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
 from ..storage.plugin_code import plugin_code
 from ..storage.record import Record
+from ..words import say
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
 from .checkpoints.resume import Verdict
-from .checkpoints.run_folder import say
 from .checkpoints.safe_load import forged_files_named
 from .engines.elastic import UNIVERSAL, reads_universal
 from .finish import complete, publish_finished

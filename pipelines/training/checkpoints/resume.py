@@ -27,11 +27,11 @@ from ...recipes.stage_plan import rates_of, stages_of
 from ...reporting.run_log import COMPLETING
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
 from ...storage.record import OF, Record
-from ...words import counted
+from ...words import counted, say
 from ..engines.engine import Engine
 from ..engines.mesh import OPTIMIZER_FOLDER
 from ..learning_rate import replace_shares
-from .run_folder import RunFolder, processes_of, read_identity, say
+from .run_folder import RunFolder, processes_of, read_identity
 from .safe_load import find_foreign
 from .same_run import (
     LENGTH,

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from ...reporting.plots import can_plot
 from ...reporting.report import write_report
-from ..checkpoints.run_folder import say
+from ...words import say
 
 MOST_OF_TIME = 0.02  # share of the training's time that writing the page may take
 
