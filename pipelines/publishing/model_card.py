@@ -57,10 +57,7 @@ class Kind:
 # The first kind that fits a config counts.
 KINDS = (
     Kind(
-        "ForCausalLM",
-        "A model of images as rows of pixels",
-        "AutoModelForCausalLM",
-        config_field="output_vocab_size",
+        "ForCausalLM", "A model of images as rows of pixels", "AutoModelForCausalLM", config_field="output_vocab_size"
     ),
     Kind("ForCausalLM", "A causal language model", "AutoModelForCausalLM", "text-generation"),
     Kind("LMHeadModel", "A causal language model", "AutoModelForCausalLM", "text-generation"),
@@ -72,10 +69,7 @@ KINDS = (
     Kind("ForMultipleChoice", "A chooser among texts", "AutoModelForMultipleChoice"),
     Kind("ForImageClassification", "An image classifier", "AutoModelForImageClassification", "image-classification"),
     Kind(
-        "ForMaskedImageModeling",
-        "A masked image model",
-        "AutoModelForMaskedImageModeling",
-        "image-feature-extraction",
+        "ForMaskedImageModeling", "A masked image model", "AutoModelForMaskedImageModeling", "image-feature-extraction"
     ),
     Kind("ForConditionalGeneration", "A sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
     Kind("MTModel", "A sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
@@ -83,11 +77,7 @@ KINDS = (
 
 
 def write_model_card(
-    folder: Path | str,
-    *,
-    repo_id: str | None = None,
-    license: str | None = None,
-    name: str | None = None,
+    folder: Path | str, *, repo_id: str | None = None, license: str | None = None, name: str | None = None
 ) -> Path:
     """Write README.md of a saved model and return its path.
 
@@ -240,12 +230,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         base_model=base if base and facts.is_on_hub(base) else None,
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
-        tags=[
-            "anyformer",
-            *family,
-            *words.hub_tags,
-            *(["lora"] if model.is_adapter else []),
-        ],
+        tags=["anyformer", *family, *words.hub_tags, *(["lora"] if model.is_adapter else [])],
         model_name=name if scores else None,
         eval_results=scores or None,
     )

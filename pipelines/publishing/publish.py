@@ -31,14 +31,7 @@ MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_tr
 MODULE_FOLDERS = "[0-9]_*"
 # Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
 PUBLISHED = [
-    *(
-        "config.json",
-        ADAPTER_CONFIG,
-        ADAPTED_CONFIG,
-        "generation_config.json",
-        "recipe.yaml",
-        "run.json",
-    ),
+    *("config.json", ADAPTER_CONFIG, ADAPTED_CONFIG, "generation_config.json", "recipe.yaml", "run.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),

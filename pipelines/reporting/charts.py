@@ -165,10 +165,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
             "router_load",
             "Load of the experts",
             "tokens, of an equal share",
-            [
-                series(log.train, "router_load_max", "most used"),
-                series(log.train, "router_load_min", "least used"),
-            ],
+            [series(log.train, "router_load_max", "most used"), series(log.train, "router_load_min", "least used")],
             zero=True,
         ),
         *(_of_training(log, quantity) for quantity in OF_ROUTERS),

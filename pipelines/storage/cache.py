@@ -19,13 +19,7 @@ ALWAYS = 2**30  # bytes; smaller files are hashed at each start
 _ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned
 
 
-def cached_folder(
-    root: Path,
-    kind: str,
-    key: str,
-    build: Callable[[Path], None],
-    files: States | None = None,
-) -> Path:
+def cached_folder(root: Path, kind: str, key: str, build: Callable[[Path], None], files: States | None = None) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
     The entry has a manifest, which is compared before it is used. A changed entry is set aside and built again, and one
