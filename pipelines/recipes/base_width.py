@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from anyformer.modeling.rules.legality import check_legal
+
 from ..errors import UserError, did_you_mean
-from .introspection import bounds_of
+from .introspection import bounds_of, family_config
 from .schema import Recipe
 from .types import show, within_bounds
 
@@ -87,10 +89,6 @@ def multipliers(config, base) -> dict[str, float]:
 
 def check_transfer(recipe: Recipe, config) -> None:
     """Raise UserError if training.transfer cannot be used. config: the model's as a namespace; None: a checkpoint."""
-    from anyformer.modeling.rules.legality import check_legal
-
-    from .introspection import family_config
-
     optim = recipe.training.optim
     if config is None:
         raise UserError("training.transfer is of fresh weights, not those of model.name_or_path; remove one of them")

@@ -8,6 +8,9 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+from anyformer.modeling.rules.legality import check_legal
+from anyformer.modeling.rules.parts import rope_parameters_of
+
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UnknownName, UserError, did_you_mean, nearest
 from ..metrics import of_validations
@@ -379,9 +382,6 @@ def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
 
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/rules/legality.py over the recipe's model."""
-    from anyformer.modeling.rules.legality import check_legal
-    from anyformer.modeling.rules.parts import rope_parameters_of
-
     check_attention(recipe.model.attn_implementation)
     check_experts(recipe.model.experts_implementation)
     config = config_namespace(recipe)
