@@ -17,8 +17,10 @@ from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 from ..adapters import base_of
 from ..lazy import hub
 from ..recipes import introspection
+from ..recipes.own_settings import own_settings
+from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import write_atomically
-from ..storage.local_facts import path_name
+from ..storage.local_facts import names_only, path_name
 from ..storage.model_folder import ModelFolder, open_model_folder
 from ..words import counted
 from .run_facts import SIZES, RunFacts, objective_facts, validated_on
@@ -153,7 +155,9 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     objective = objective_facts(facts.recipe)
     example, options = objective.words.example(facts.section("task") or facts.section("objective"))
     picture, splits, run = objective.words.picture, facts.splits, facts.run
-    teacher = facts.section("teacher").get("name_or_path")
+    teacher, public = facts.section("teacher").get("name_or_path"), names_only(facts.recipe)
+    files = [source.get("files") or [] for source in facts.sources]
+    files = [[of] if isinstance(of, str) else of for of in files]
     parameters = (model.is_adapter and run.get("parameters")) or model.parameter_count()
     return {
         "kind": _kind(model.config),
@@ -168,14 +172,14 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "has_tokenizer": (model.path / "tokenizer_config.json").is_file(),
         "has_image_processor": (model.path / "preprocessor_config.json").is_file(),
         "recipe": {key: facts.recipe.get(key) for key in ("name", "description")},
-        "own_recipe_text": facts.own_recipe_text,
-        "recipe_text": facts.public_recipe_text,
+        "own_recipe_text": format_yaml(own_settings(public)) if public else None,
+        "recipe_text": facts.recipe_text if public == facts.recipe else format_yaml(public),
         "has_recipe": (model.path / "recipe.yaml").is_file(),
         "base_model": facts.base_model and path_name(facts.base_model),
         "teacher": teacher and path_name(teacher),
         "is_converted": "converted_from" in run,
         "to_family": run.get("to_family"),
-        "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
+        "local_files": [f"`{Path(file).name.replace('`', '')}`" for of in files for file in of],
         "objective": objective,
         "example_input": example,
         "call_options": "".join(f", {name}={python(value)}" for name, value in options.items()),
@@ -200,7 +204,7 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
     """The card's YAML header, as the Hub reads it."""
     words, base = objective_facts(facts.recipe).words, facts.base_model
     task = words.hub_task or _kind(model.config).task
-    datasets = facts.hub_datasets
+    datasets = sorted(filter(facts.is_on_hub, {source.get("dataset") or "" for source in facts.sources}))
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
     # (type and name of the data, split, metric, value); the Hub distinguishes results by type and split.
     rows = [

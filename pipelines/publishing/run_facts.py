@@ -9,12 +9,11 @@ from typing import Any
 from ..adapters import weights_identity
 from ..manifest import read_json
 from ..plugins import OBJECTIVES
-from ..recipes.own_settings import own_settings
 from ..recipes.row_words import Words
 from ..recipes.secrets import without_signatures
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
-from ..storage.local_facts import names_only, path_name
+from ..storage.local_facts import path_name
 from ..storage.record import Record, data_identity, of_its_model
 
 SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them
@@ -66,17 +65,6 @@ class RunFacts:
         return value if isinstance(value, dict) else {}
 
     @property
-    def public_recipe_text(self) -> str | None:
-        """The recipe as it may be published: folders of the training machine are replaced by their names."""
-        public = names_only(self.recipe)
-        return self.recipe_text if public == self.recipe else format_yaml(public)
-
-    @property
-    def own_recipe_text(self) -> str | None:
-        """The settings that neither the recipe's preset nor a default gives, as YAML, with folders replaced, too."""
-        return format_yaml(own_settings(names_only(self.recipe))) if self.recipe else None
-
-    @property
     def base_model(self) -> str | None:
         """What the model was fine-tuned or converted from: a repository's id, or a folder."""
         return self.run.get("converted_from") or self.section("model").get("name_or_path")
@@ -115,21 +103,6 @@ class RunFacts:
         names = "; ".join([*named, *filter(None, map(_source_name, public))])
         derived = dict.fromkeys(data["derive"] for data in self.data_sections if data.get("derive"))
         return f"{names} ({', '.join(derived)})" if derived else names
-
-    @property
-    def local_files(self) -> list[str]:
-        """Names of the local files that the run read."""
-        names = []
-        for source in self.sources:
-            files = source.get("files") or []
-            names += [Path(file).name for file in ([files] if isinstance(files, str) else files)]
-        return names
-
-    @property
-    def hub_datasets(self) -> list[str]:
-        """Ids of the data sets on the Hub that the run read, without local folders that `load_dataset` reads."""
-        named = {source.get("dataset") or "" for source in self.sources}
-        return sorted(name for name in named if self.is_on_hub(name))
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
