@@ -171,10 +171,7 @@ def _check_parallelism(recipe: Recipe) -> None:
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
     for data in sections_of(objective):
-        why = (
-            f"has no effect with {objective.setting}; it belongs to labelled examples and images, and documents that "
-            f"cannot be used are skipped and counted anyway"
-        )
+        why = f"has no effect with {objective.setting}; documents that cannot be used are skipped and counted anyway"
         check_beside("data", data, [("bad_rows=", reads_text(objective), why)])
         _check_parts(objective, data)
         if data.clean is not None:

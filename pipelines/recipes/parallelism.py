@@ -104,9 +104,7 @@ def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None
     """Raise UserError for LoRA with anything but FSDP2, which splits the frozen weights but not the adapter."""
     for name in (*COUNTED, "ep"):
         if name not in SHARDED and getattr(settings, name) > 1:
-            raise UserError(
-                f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {name}"
-            )
+            raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} has {name}")
     if merges:
         raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
 

@@ -291,9 +291,7 @@ def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str
         notes.append("Their validations did not measure the same rows.")
     for name, codes in row_columns(logs).items():
         if len(codes) > 1:
-            notes.append(
-                f"{name} is left out: the runs were measured by different code; the sweep measures them again."
-            )
+            notes.append(f"{name} is left out: runs were measured by different code; the sweep measures them again.")
     if len(units) > 1:
         notes.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
     some = sorted({validated_on(log.run) for log in logs} - {""})

@@ -229,9 +229,7 @@ def _lines(file: Path, damaged: list[str]) -> list[dict]:
         return []
     entries, bad = read_metrics(file)
     if bad:
-        damaged.append(
-            f"{file.name} has {bad} damaged line{'s' * (bad != 1)}, which {'are' if bad > 1 else 'is'} not shown"
-        )
+        damaged.append(f"{file.name}: {counted(bad, 'damaged line')} not shown")
     return entries
 
 

@@ -155,6 +155,4 @@ def remove_at_once(folder: Path, beside: Path) -> None:
 
 
 def _unwritable(root: Path, reason: str) -> UserError:
-    return UserError(
-        f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space that is yours."
-    )
+    return UserError(f"data.cache_dir={str(root)!r} cannot be written ({reason}); set a folder of yours with space.")

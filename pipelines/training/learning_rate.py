@@ -108,9 +108,7 @@ def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
     unused = torch.optim.SGD([torch.zeros(1)], lr=section.learning_rate)
     scheduler = get_scheduler(name, unused, warmup, total, kwargs)
     if not isinstance(scheduler, LambdaLR):
-        raise UserError(
-            f"training.lr_scheduler_type={section.lr_scheduler_type} follows the losses and cannot begin again"
-        )
+        raise UserError(f"training.lr_scheduler_type={section.lr_scheduler_type} follows losses and cannot begin again")
     begin_above_zero(scheduler, warmup)
     return scheduler.lr_lambdas[0]
 

@@ -130,10 +130,7 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[s
     """
     section, half = recipe.model, arguments.bf16 or arguments.fp16
     if section.attn_implementation == "flex_attention" and arguments.device.type == "cpu":
-        raise UserError(
-            "model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager (evaluate "
-            "and generate take it)"
-        )
+        raise UserError("model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager")
     attention = section.attn_implementation
     if attention == AUTO:
         attention = engine.attention or AUTO

@@ -128,10 +128,7 @@ class Resume:
             return stored
         has_model = any((self.path / name).exists() for name in ("config.json", ADAPTER_CONFIG))
         if has_model and not list_checkpoints(self.path):
-            raise UserError(
-                f"{path} cannot be read, and no checkpoint says which run the model in {self.path} is of; choose "
-                f"another output_dir"
-            )
+            raise UserError(f"{path} is damaged, and no checkpoint says whose the model is; choose another output_dir")
         say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
         return None
 
@@ -171,16 +168,11 @@ class Resume:
         Of a shorter run, those after its learning rates begin to differ from this run's are renamed.
         """
         folders = list_checkpoints(self.path)
+        holds = f"training.output_dir={self.path} holds {folders[0].name if folders else ''}"
         if folders and not self.recipe.training.resume:
-            raise UserError(
-                f"training.output_dir={self.path} already holds {folders[0].name}, and training.resume is false; "
-                f"choose another output_dir"
-            )
+            raise UserError(f"{holds}, and training.resume is false; choose another output_dir")
         if folders and not any((folder / name).is_file() for folder in folders for name in (RUN_FILE, MANIFEST)):
-            raise UserError(
-                f"training.output_dir={self.path} holds {folders[0].name}, which anyformer did not write; "
-                f"choose another output_dir"
-            )
+            raise UserError(f"{holds}, which anyformer did not write; choose another output_dir")
         found = []
         for checkpoint in folders:
             stored = read_identity(checkpoint / RUN_FILE)
@@ -407,9 +399,7 @@ def extend(recipe: Recipe) -> Recipe:
         raise UserError(f"{setting}: {run['ended_early']}; begin another run from it, by model.name_or_path")
     most = recipe.training.max_steps
     if most > 0 and most <= steps:
-        raise UserError(
-            f"training.max_steps={most} is no more than the {steps:,} steps that the run in {setting} has made"
-        )
+        raise UserError(f"training.max_steps={most} is no more than the {steps:,} steps of the run in {setting}")
     if not recipe.stages:
         return recipe.with_(training={"restarts": [*restarts, steps]})
     ends = [float(stage.end) if stage.end > 1 else 1 / most for stage in stages_of(old)]  # 1.0 would be all steps
