@@ -36,8 +36,6 @@ class Subject:
         self.class_name = type(model).__name__
         self._taken = set(inspect.signature(type(model).forward).parameters)
 
-    # ------------------------------------------------------------------------------------------------ the model
-
     def fresh(
         self,
         attn: str | None = None,
@@ -86,8 +84,6 @@ class Subject:
     @property
     def text_config(self):
         return self.config.get_text_config()
-
-    # ------------------------------------------------------------------------------------------------ inputs
 
     def rows(self, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
         """The inputs of a forward pass, without labels: input_ids (rows, tokens), or pixel_values."""
@@ -151,8 +147,6 @@ class Subject:
     def real(self, batch: dict) -> torch.Tensor:
         """(B, T), True where a padded batch holds tokens, not padding."""
         return batch[f"{self.prefixes[-1]}attention_mask"].bool()
-
-    # ------------------------------------------------------------------------------------------------ findings
 
     def compared(self, what: str, got: torch.Tensor, expected: torch.Tensor, **fields: Any) -> Finding:
         """Compare two tensors that should be mathematically equal. scale: see `difference`; tolerance: by default the

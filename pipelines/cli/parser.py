@@ -156,9 +156,6 @@ def add_common(parser: Parser, default) -> None:
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
 
 
-# --------------------------------------------------------------------------------------- arguments of several verbs
-
-
 def add_recipe(parser, metavar: str = "RECIPE", help: str = "a YAML file, or the name of a shipped recipe") -> None:
     """Add a recipe and the settings that win over its own."""
     parser.add_argument("recipe", metavar=metavar, help=help)

@@ -141,9 +141,6 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
     return {"metrics": metrics, "intervals": bounds}
 
 
-# ------------------------------------------------------------------------------------------------- the prompt
-
-
 def question_template(reads: Reads, given: str | None) -> str:
     """The template of a question; raises UserError for a template with an unknown column, or without any column."""
     columns = list(reads.asked_columns().values())

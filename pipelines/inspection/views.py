@@ -91,9 +91,6 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, wanted:
     return {"maps": maps, "heads": heads} | readings(model, inputs)
 
 
-# --------------------------------------------------------------------------------------------------------- texts
-
-
 def words_of(tokenizer, ids: Sequence[int]) -> list[str]:
     """Each token as it is shown: a leading space stays, a line break is an arrow."""
     pieces = [tokenizer.decode([number]) or tokenizer.convert_ids_to_tokens(number) for number in ids]
@@ -137,9 +134,6 @@ def view_of_text(model, tokenizer, texts: Sequence[str], wanted: Wanted, target:
     if "lens" in shown:
         shown["lens"] = [[[tokenizer.decode([n]), share] for n, share in layer] for layer in shown["lens"]]
     return {"words": found} | shown
-
-
-# --------------------------------------------------------------------------------------------------------- images
 
 
 def view_of_image(model, processor, image, wanted: Wanted) -> dict:

@@ -71,9 +71,6 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     return recipe.with_(stages=[], training=training, **{recipe.learned_section: learned})
 
 
-# --------------------------------------------------------------------------------------------------- checks
-
-
 def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     """Raise UserError for the first setting of recipe.stages that cannot be run.
 

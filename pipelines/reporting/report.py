@@ -71,9 +71,6 @@ def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
     return [(name, words) for name, (words, is_there) in parts.items() if is_there]
 
 
-# ---------------------------------------------------------------------------------------------------- the top
-
-
 def kind_of(log: RunLog) -> str:
     """What is trained, in words: the objective or task, and the model it is trained on."""
     learned = (log.section("task") or log.section("objective")).get("name") or "training"
@@ -134,9 +131,6 @@ def throughput(log: RunLog) -> str:
     """The median of the tokens per second, in words."""
     rates = sorted(line["tokens_per_second"] for line in log.train if is_number(line.get("tokens_per_second")))
     return f"{rates[len(rates) // 2]:,.0f} a second" if rates else ""
-
-
-# ---------------------------------------------------------------------------------------------------- the parts
 
 
 def metrics_note(log: RunLog, loss_unit: str) -> str:

@@ -82,9 +82,6 @@ class Timing:
         return 1e3 * float(np.median(self.seconds))
 
 
-# ------------------------------------------------------------------------------------------------------------ clocks
-
-
 def with_clock(now: Callable[[], float], variant: Callable) -> Timed:
     start = now()
     value = variant()
@@ -108,9 +105,6 @@ def gpu_seconds(variant: Callable) -> Timed:
     end.record()
     end.synchronize()
     return Timed(begin.elapsed_time(end) / 1e3, value)
-
-
-# -------------------------------------------------------------------------------------------------------- comparison
 
 
 def close(value, expected, tolerance: float) -> bool:
@@ -207,8 +201,6 @@ def void_reason(timings: dict, dtype: str, device: str = "cpu") -> str | None:
         return "void"
     return None
 
-
-# ----------------------------------------------------------------------------------------------------------- printed
 
 HEADER = "| what | variant | ratio to | ratio (90 % interval) | ms | goal | verdict |\n|---|---|---|---|---|---|---|"
 
