@@ -6,14 +6,13 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
 import torch
 import transformers
 
 from ..errors import first_line
-from ..inspection.maps_page import style
+from ..inspection.maps_page import part, style
 from ..transformers_logging import silent
 from ..words import counted
 from .findings import Finding, Verdict
@@ -140,8 +139,7 @@ def page_of(report: dict) -> str:
     """HTML that needs no network. report: Report.to_dict()."""
     import jinja2
 
-    text = (resources.files(__package__) / "checks.html.jinja").read_text(encoding="utf-8")
-    template = jinja2.Environment(autoescape=True).from_string(text)
+    template = jinja2.Environment(autoescape=True).from_string(part("checks.html.jinja", __package__))
     return template.render(report=report, style=style(), grouped=grouped, made=time.strftime("%Y-%m-%d"))
 
 

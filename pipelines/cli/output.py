@@ -1,6 +1,7 @@
 """Output that commands share: JSON for scripts; tables, notes and the next command for people."""
 
 import os
+import shlex
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
@@ -62,6 +63,4 @@ def say_next(command: str) -> None:
 
 def quoted(path: Any) -> str:
     """A path quoted for a shell."""
-    import shlex
-
     return shlex.quote(str(path))

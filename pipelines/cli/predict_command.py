@@ -5,6 +5,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
+from ..storage.json_text import json_text
 from .output import quoted, say_loading, say_next
 from .parser import at_least
 
@@ -63,8 +64,6 @@ def run(args) -> None:
 
 
 def _print(answers: list[dict]) -> None:
-    from ..storage.json_text import json_text
-
     for answer in answers:
         print(json_text(answer, None))
     sys.stdout.flush()
