@@ -25,8 +25,7 @@ FIRST = ("seq2seq", "masked", "causal", "image")  # the first of these that a mo
 def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remote_code: bool = False) -> Subject:
     """The model of a folder, a recipe, a preset or a Hub name. real: its own weights, else a tiny twin of its config.
 
-    Raises:
-        UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
+    Raises UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
     """
     is_recipe = Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")
     if is_recipe and not Path(name).expanduser().is_dir():
@@ -53,8 +52,7 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
 def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu") -> Subject:
     """A tiny twin of a model type's default config. kind: None for the first that the type has.
 
-    Raises:
-        UserError: transformers does not have the type, or the type has no class of that kind.
+    Raises UserError: transformers does not have the type, or the type has no class of that kind.
     """
     if model_type not in CONFIG_MAPPING:
         raise UserError(f"--model-type {model_type}: no such type{did_you_mean(model_type, CONFIG_MAPPING)}")

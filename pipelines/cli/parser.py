@@ -73,8 +73,7 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: list[str]) -> argparse.Namespace:
     """Return the parsed arguments; `run` in them is the verb's function.
 
-    Raises:
-        UserError: unknown verb, option or missing argument.
+    Raises UserError: unknown verb, option or missing argument.
     """
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -102,8 +101,7 @@ def is_setting(word: str) -> bool:
 def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
     """Divide a command's words, MODEL, MODEL TASK or A B TASK, and section.key=value, into (models, task, overrides).
 
-    Raises:
-        UserError: more names than three, or a model where the task belongs.
+    Raises UserError: more names than three, or a model where the task belongs.
     """
     names = list(itertools.takewhile(lambda word: not is_setting(word), words))
     overrides = words[len(names) :]

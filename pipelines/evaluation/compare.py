@@ -82,8 +82,7 @@ class ModelComparison(Measured):
 def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:
     """Measure the checkpoints of two recipes that differ in nothing else.
 
-    Raises:
-        UserError: as evaluate_model, or where the models number the classes differently or read other examples.
+    Raises UserError: as evaluate_model, or where the models number the classes differently or read other examples.
     """
     pair = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
     places = [each.recipe.model.name_or_path for each in pair]

@@ -95,8 +95,7 @@ def evaluate_few_shot(
             names, or numbers taken from the training labels.
         max_examples: the most questions to ask, spread over the split.
 
-    Raises:
-        UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
+    Raises UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
     began = Began.now(recipe)
     config, objective = open_config(recipe), objective_of(recipe).for_rows()

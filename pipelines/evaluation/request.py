@@ -33,8 +33,7 @@ def evaluation_recipe(
         task: name or path of a recipe; None: the recipe of the run in whose folder the model is.
         overrides, notes, options: as load_recipe's.
 
-    Raises:
-        UserError: no such model, no recipe beside it where none is named, or as load_recipe.
+    Raises UserError: no such model, no recipe beside it where none is named, or as load_recipe.
     """
     place = locate_model(model)
     task = own_recipe(model, overrides) if task is None else task
@@ -187,8 +186,7 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     """The split to evaluate on: `wanted`, else the first of test and validation that the recipe has.
 
-    Raises:
-        UserError: the recipe has no such split.
+    Raises UserError: the recipe has no such split.
     """
     sections = sections_of(objective_of(recipe))
     available = [

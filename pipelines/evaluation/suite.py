@@ -49,8 +49,7 @@ def evaluate_suite(suite: Suite, model: str, recipes: dict[str, tuple[Recipe, st
     Args:
         recipes: task -> (recipe with the model in it, split, most examples), as recipes_of_suite gives them.
 
-    Raises:
-        UserError: as evaluate_model, for any of the tasks, before anything is measured.
+    Raises UserError: as evaluate_model, for any of the tasks, before anything is measured.
     """
     started = time.time()
     results = measure_all([prepare_evaluation(*request) for request in recipes.values()])

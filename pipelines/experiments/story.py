@@ -23,8 +23,7 @@ def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_co
         overrides: STEP.section.key=value wins over the recipe of a step, section.key=value over those of all;
             training.output_dir is the folder of the story.
 
-    Raises:
-        UserError: no steps, an unknown step or key, or as `recipe_from_dict`, with the name of the step.
+    Raises UserError: no steps, an unknown step or key, or as `recipe_from_dict`, with the name of the step.
     """
     data, stem = read_yaml_file(name_or_path, "stories", "story")
     where, sections = f"story {stem}", [part.name for part in parts_of_recipe()]

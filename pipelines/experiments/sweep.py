@@ -80,8 +80,7 @@ class SweepStudy(Study):
             entry, watch: as of Workers.
             say: called with each line for the user.
 
-        Raises:
-            UserError: another process makes this folder's sweep.
+        Raises UserError: another process makes this folder's sweep.
         """
         self.say = say
         self.workers = partial(Workers, at_once, entry, watch=watch)

@@ -80,8 +80,7 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
             one value stands in a list of its own, [[a, b]]. They win over the file's.
         settings: of SweepSettings, which win over the file's; None leaves one out.
 
-    Raises:
-        UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
+    Raises UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
     """
     chosen = {name: value for name, value in settings.items() if value is not None}
     if is_file_of(name_or_path, "experiments", "recipe"):

@@ -90,8 +90,7 @@ def write_model_card(
         license: licence of the weights; None: the recipe's `publish.license`, else none is named.
         name: the model's; None: that of the repository or the folder.
 
-    Raises:
-        UserError: `folder` holds no saved model, or a file in it is damaged.
+    Raises UserError: `folder` holds no saved model, or a file in it is damaged.
     """
     model = open_model_folder(folder)
     card = model.path / "README.md"

@@ -129,8 +129,7 @@ def listing(contents: dict[str, Path | bytes]) -> str:
 def prepare_folder(folder: Path | str) -> None:
     """Write into a saved model's folder what it lacks: code files and the model card.
 
-    Raises:
-        UserError: the folder cannot be published, as in `publish`.
+    Raises UserError: the folder cannot be published, as in `publish`.
     """
     model = open_model_folder(folder)
     for name, file in model.code_files().items():
@@ -142,8 +141,7 @@ def prepare_folder(folder: Path | str) -> None:
 def resolve_repo_id(repo_id: str) -> str:
     """Return `repo_id` as owner/name, after asking the Hub who is logged in; one request, made before a run trains.
 
-    Raises:
-        UserError: the id is malformed, nobody is logged in, or the Hub cannot be reached.
+    Raises UserError: the id is malformed, nobody is logged in, or the Hub cannot be reached.
     """
     try:
         hub.utils.validate_repo_id(repo_id)
@@ -167,8 +165,7 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
 
     The card is not among them.
 
-    Raises:
-        UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
+    Raises UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
     """
     facts = RunFacts.read(model.path)
     if model.is_adapter and not facts.is_on_hub(base_of(model.path)):

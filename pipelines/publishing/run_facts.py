@@ -40,8 +40,7 @@ class RunFacts:
     def read(cls, folder: Path) -> "RunFacts":
         """Facts from recipe.yaml and run.json; a checkpoint has both in one file.
 
-        Raises:
-            UserError: one of the files is damaged.
+        Raises UserError: one of the files is damaged.
         """
         run = {}
         for name in ("run.json", RUN_FILE):

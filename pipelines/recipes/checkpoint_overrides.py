@@ -52,8 +52,7 @@ def _rope_parameters(value: dict, where: str) -> dict:
 def with_fields(config, fields: dict[str, Any], name: str):
     """The config of the checkpoint `name` with a recipe's `fields` in it; a new object where positions change.
 
-    Raises:
-        UserError: the checkpoint has no such dropout or pooling, or positions that cannot be stretched.
+    Raises UserError: the checkpoint has no such dropout or pooling, or positions that cannot be stretched.
     """
     fields = dict(fields)
     positions = {key: fields.pop(key) for key in ("rope_parameters", "max_position_embeddings") if key in fields}

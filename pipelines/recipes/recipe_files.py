@@ -34,8 +34,7 @@ def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str
         folder: the folder of configs/ with the shipped ones, such as "recipes" or "models".
         noun: what it is, for errors.
 
-    Raises:
-        UserError: no such file, not readable, not YAML, or not a mapping.
+    Raises UserError: no such file, not readable, not YAML, or not a mapping.
     """
     looks_like_path = Path(name_or_path).suffix in (".yaml", ".yml") or Path(name_or_path).name != name_or_path
     if not looks_like_path and name_or_path in shipped(folder):

@@ -43,8 +43,7 @@ class Suite:
 def read_suite(name_or_path: str) -> Suite:
     """The suite of a YAML file or a shipped name.
 
-    Raises:
-        UserError: no such suite, no tasks in it, an unknown key, or two tasks with the same name.
+    Raises UserError: no such suite, no tasks in it, an unknown key, or two tasks with the same name.
     """
     data, stem = read_yaml_file(name_or_path, "suites", "suite")
     where = f"suite {stem}"

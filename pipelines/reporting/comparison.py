@@ -38,8 +38,7 @@ def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
     Args:
         folders: of runs, finished or not; for unfinished ones the last validation counts.
 
-    Raises:
-        UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
+    Raises UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
     """
     logs = read_runs(folders)
     differing = settings_that_differ(logs)

@@ -27,8 +27,7 @@ def write_report(folder: Path | str, out: Path | None = None) -> int:
     Args:
         out: the page; None: report.html in the folder.
 
-    Raises:
-        UserError: no run in the folder, or one whose run.json is damaged.
+    Raises UserError: no run in the folder, or one whose run.json is damaged.
     """
     log = read_run(folder)
     loss_unit, classes = objective_facts(log.recipe).words.loss, classes_of(log)

@@ -185,8 +185,7 @@ def read_run(folder: Path | str, *, shown: bool = True) -> RunLog:
 
     shown: as weights_identity has it; False where runs are compared.
 
-    Raises:
-        UserError: there is no run in it, or its run.json is damaged.
+    Raises UserError: there is no run in it, or its run.json is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
