@@ -19,9 +19,8 @@ FOLDER_SETTING, REPORT = "training.output_dir", "report.html"
 def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_code: bool = False) -> Study:
     """The story of a file or of a shipped name, each of its recipes composed and checked.
 
-    Args:
-        overrides: STEP.section.key=value wins over the recipe of a step, section.key=value over those of all;
-            training.output_dir is the folder of the story.
+    overrides: STEP.section.key=value wins over the recipe of a step, section.key=value over those of all;
+        training.output_dir is the folder of the story.
 
     Raises UserError: no steps, an unknown step or key, or as `recipe_from_dict`, with the name of the step.
     """

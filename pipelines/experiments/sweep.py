@@ -76,9 +76,7 @@ class SweepStudy(Study):
 
         sweep.csv is written after each, and comparison.html of trained runs at the end.
 
-        Args:
-            entry, watch: as of Workers.
-            say: called with each line for the user.
+        entry, watch: as of Workers. say: called with each line for the user.
 
         Raises UserError: another process makes this folder's sweep.
         """

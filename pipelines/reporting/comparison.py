@@ -35,8 +35,7 @@ IS_IT_SURE = "Is the difference sure?"
 def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
     """Write the page of several runs, and return the differences between variants that it tells, as `differences` does.
 
-    Args:
-        folders: of runs, finished or not; for unfinished ones the last validation counts.
+    folders: of runs, finished or not; for unfinished ones the last validation counts.
 
     Raises UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
     """

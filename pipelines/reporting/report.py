@@ -24,8 +24,7 @@ FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate"
 def write_report(folder: Path | str, out: Path | None = None) -> int:
     """Write the page of a run, finished or not, from the run's folder, and return its size in bytes.
 
-    Args:
-        out: the page; None: report.html in the folder.
+    out: the page; None: report.html in the folder.
 
     Raises UserError: no run in the folder, or one whose run.json is damaged.
     """

@@ -26,9 +26,8 @@ class BatchedMuon(torch.optim.Muon):
     (experts, rows, columns). States and parameter groups are the same, so either loads the other's checkpoints. If
     matrices are split over processes, each process orthogonalises some whole ones (split_matrices.py).
 
-    Args:
-        dtype: of the matrix products of Newton and Schulz's iteration; momentum and parameters keep their dtypes.
-        transposed: the parameters that are stored as (inputs, outputs); others are (outputs, inputs).
+    dtype: of the matrix products of Newton and Schulz's iteration; momentum and parameters keep their dtypes.
+    transposed: the parameters that are stored as (inputs, outputs); others are (outputs, inputs).
     """
 
     def __init__(self, params, dtype: torch.dtype, transposed=(), **settings):

@@ -17,9 +17,8 @@ from ...storage.model_folder import remove_supplied_code
 class CheckpointStaging:
     """Stages and commits the checkpoints of a run.
 
-    Args:
-        run_identity: text that is saved in each checkpoint.
-        writes: whether this process writes checkpoints; the others only wait.
+    run_identity: text that is saved in each checkpoint.
+    writes: whether this process writes checkpoints; the others only wait.
     """
 
     def __init__(self, run_identity: str, writes: bool):

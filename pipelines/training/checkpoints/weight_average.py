@@ -27,9 +27,8 @@ class WeightAverage(TrainerCallback):
     Frozen parameters and buffers are not averaged, as in torch's AveragedModel. The average has the dtype and device of
     the parameters and takes as much memory.
 
-    Args:
-        decay: share of the average that stays in each step, from 0 to below 1; with 0 the average equals the weights.
-        warmup: whether the first steps have a smaller decay.
+    decay: share of the average that stays in each step, from 0 to below 1; with 0 the average equals the weights.
+    warmup: whether the first steps have a smaller decay.
     """
 
     def __init__(self, decay: float, warmup: bool = True):
