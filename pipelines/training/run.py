@@ -30,8 +30,7 @@ from .fit.out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .guards.gradient_norms import GradientNorms
 from .guards.stop_signal import StopAtOnce
 from .log.hardware import hardware_words
-from .log.report_page import ReportPage, spoken
-from .log.sample_rows import record_rows
+from .log.report_page import ReportPage, record_rows, spoken
 from .log.summary import print_dry_run, print_result, print_start
 from .models import build_model, check_length
 from .session import Session

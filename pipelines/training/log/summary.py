@@ -1,5 +1,6 @@
 """The summaries that a run prints before and after training."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.text import Text
 from ...accounting.lora import plain
 from ...adapters import is_adapter
 from ...backends import backends_of
+from ...data.rows import Rows, steps_of_epoch
 from ...objectives.data import Data
 from ...objectives.prepare import describe_data
 from ...plugins import with_plugins
@@ -16,19 +18,22 @@ from ...recipes.own_settings import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.row_words import Words
 from ...recipes.schema import Recipe
+from ...recipes.usual_rates import settled
 from ...reporting.console import print_facts
 from ...reporting.interpret import interpret, with_interval
 from ...reporting.report import REPORT
 from ...reporting.settings import in_words
 from ...words import counted, human_time, short_number
-from ..arguments import rows_of
+from ..arguments import rows_of, total_steps
 from ..checkpoints.run_folder import processes_of
 from ..engines.engine import Engine
 from ..stages.stage_run import StageRun
-from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
+# Muennighoff et al. 2023 (Scaling Data-Constrained Language Models): up to this many passes repeated text is nearly
+# worth new text, and less and less afterwards.
+MANY_PASSES = 4
 
 
 def describe_model(model, engine: Engine) -> str:
@@ -64,6 +69,27 @@ def describe_stages(stages: list[StageRun]) -> list[tuple[str, str]]:
 def backend_words(trainer) -> str:
     """`attention by sdpa`, and the same for the experts of a model that has them."""
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
+
+
+def sources_of_run(
+    rows: Rows, per_step: int, recipe: Recipe, tokens_after: Callable[[int], dict[str, int]]
+) -> list[tuple[str, str]]:
+    """Lines for the summary: the tokens that the run trains of each source, and the number of passes over it.
+
+    per_step: rows of a step. tokens_after: number of steps -> the tokens of each source that they train.
+    """
+    if not tokens_after(0):  # there are no sources
+        return []
+    per_epoch, lines = steps_of_epoch(rows.in_epoch, per_step), []
+    for name, tokens in tokens_after(total_steps(settled(recipe, per_epoch).training, per_epoch)).items():
+        available = rows.parts[name].facts["tokens"]
+        many = tokens > MANY_PASSES * available
+        warning = f"; text that is read more than {MANY_PASSES} times teaches ever less (Muennighoff et al. 2023)"
+        lines.append(
+            f"{name}: {short_number(tokens)} tokens, its {short_number(available)} {tokens / available:.2f} times"
+            f"{warning if many else ''}"
+        )
+    return [("sources", "\n".join(lines))]
 
 
 def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
