@@ -1,9 +1,11 @@
 """`anyformer evaluate`: a model on a task or a suite, or two models compared on a task."""
 
+import os
 from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
+from ..plugins import objective_of
 from ..words import say
 from .output import json_alone, quoted, say_loading, say_next
 from .parser import add_json, add_overrides, at_least, whole_numbers
@@ -87,9 +89,8 @@ REFUSED = (
 
 
 def run(args) -> None:
-    from ..evaluation.request import check_one_process
-
-    check_one_process()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # each process would measure, and write, everything
+        raise UserError("anyformer evaluate runs in one process; start it without torchrun or accelerate launch")
     for option, owner in BELONGS_TO.items():
         if getattr(args, option) and not getattr(args, owner):
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
@@ -128,15 +129,7 @@ def _program(args) -> str:
 
 def _task(args) -> tuple:
     """One model or two on a task: (what was Measured, the file of its JSON)."""
-    from ..evaluation.request import (
-        check_predictions,
-        check_shots,
-        choose_split,
-        evaluation_recipe,
-        is_data,
-        on_data,
-        own_recipe,
-    )
+    from ..evaluation.request import check_predictions, choose_split, evaluation_recipe, is_data, on_data, own_recipe
     from ..reporting.plots import check_by_position
 
     task, given = args.recipe, args.recipe if is_data(args.recipe) else None
@@ -153,8 +146,8 @@ def _task(args) -> tuple:
         say(notes)
         check_predictions(recipes[-1], args.predictions)
     recipe = recipes[0]
-    if args.program == "shots":
-        check_shots(recipe)
+    if args.program == "shots" and not objective_of(recipe).for_rows().asks_for:
+        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
     split = choose_split(recipe, args.split)
     kinds = {"by_position": "by-position", "shots": "shots"}
     kind = _against(*map(Path, args.models)) if args.several else kinds.get(args.program)
