@@ -81,16 +81,8 @@ def run(args) -> int:
     folder = Path(recipe.training.output_dir)
     is_sweep = is_file_of(args.recipe, "experiments", "recipe")
     folder = folder.parent / Path(args.recipe).stem if is_sweep else Path(f"{folder}-sweep")
-    study = SweepStudy(
-        Path(args.out or folder),
-        [],
-        sweep=sweep,
-        recipe=recipe,
-        combinations=known,
-        seeds=seeds,
-        options=words,
-        compose=evaluation_recipe,
-    )
+    of_commands = {"seeds": seeds, "options": words, "compose": evaluation_recipe}
+    study = SweepStudy(Path(args.out or folder), [], sweep=sweep, recipe=recipe, combinations=known, **of_commands)
     if args.dry_run:
         for combination in known or ():
             print(*(str(member.folder) for member in study.members_of(combination)), sep="\n")
