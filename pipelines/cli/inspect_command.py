@@ -39,8 +39,7 @@ def run(args) -> None:
     if args.figure:
         need_package("--figure", "matplotlib", "plots")
     say_loading()
-    from ..inspection.inspect_model import inspect_model
-    from ..inspection.views import Wanted
+    from ..inspection.views import Wanted, inspect_model
     from ..prediction.looked_at import LookedAt
     from ..reporting.plots import plot_attention
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, refuse_unknown
+from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
 from ..recipes.secrets import without_secrets
@@ -172,8 +173,5 @@ def _check_evaluate(settings: SweepSettings) -> None:
         if settings.max_examples is not None and settings.by_position is None:
             raise UserError(f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add either")
         return
-    for name in ("seeds", "by_position"):
-        if getattr(settings, name) is not None:
-            raise UserError(f"{name}={getattr(settings, name)} is of runs that are trained; leave out it, or evaluate")
-    if settings.columns:
-        raise UserError(f"columns={show(settings.columns)} are of runs that are trained; leave out them, or evaluate")
+    why = "is of runs that are trained; leave out it, or evaluate"
+    check_beside("sweep", settings, [(f"{name}=", True, why) for name in ("seeds", "by_position", "columns")])

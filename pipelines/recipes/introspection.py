@@ -6,6 +6,7 @@ importing either costs seconds; parsing them costs milliseconds.
 
 import ast
 import importlib.util
+import json
 from collections.abc import Iterable
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from functools import cache
@@ -25,11 +26,7 @@ PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": lis
 
 def show(value: Any) -> str:
     """Return `value` as a recipe writes it, for errors and logs: shortened, and without signatures of URLs."""
-    text = (
-        {True: "true", False: "false", None: "null"}[value]
-        if value is None or value is True or value is False
-        else without_signatures(repr(value))
-    )
+    text = json.dumps(value) if isinstance(value, bool | None) else without_signatures(repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -7,7 +7,6 @@ from itertools import product
 
 import adapters
 import attention
-import decoding
 import method
 import steps
 from method import Goal
@@ -212,7 +211,7 @@ CASES = [
     ),
     Case(
         "generate",
-        decoding.generate,
+        steps.generate,
         [
             *(generate(*each) for each in product(((2, 64, 2), (8, 384, 6)), (1, 8), (32, 512))),
             *(generate((8, 384, 6), batch, 32, "static") for batch in (1, 8)),
@@ -273,7 +272,7 @@ GPU_CASES = [
     ),
     on_gpu(
         "generate_gpu",
-        decoding.generate,
+        steps.generate,
         Shape(BIG | {"layers": 12, "hidden": 1024, "batch": 16, "prompt": 128, "tokens": 64, "length": 192}),
         TINY_TEXT,
         same=not_compared,  # in bf16 rounding decides between two tokens
