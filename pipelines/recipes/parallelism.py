@@ -11,7 +11,6 @@ from .data_section import sections_of
 from .introspection import check_beside
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
-from .types import show
 
 FIELD = "training.parallelism"
 SHARDED = ("dp_replicate", "dp_shard")  # they split weights, not the computation of a row
@@ -100,30 +99,21 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
 
 
-def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None:
-    """Raise UserError for LoRA with anything but FSDP2, which splits the frozen weights but not the adapter."""
-    for name in (*COUNTED, "ep"):
-        if name not in SHARDED and getattr(settings, name) > 1:
-            raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} has {name}")
-    if merges:
-        raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
-
-
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     training = recipe.training
     words = f"{FIELD}={words_of(settings)}"
     kind = engine_of(settings)
-    deepspeed = training.extra.get("deepspeed")
-    fsdp = training.extra.get("fsdp")
-    if deepspeed is not None and kind != ULYSSES:
-        raise UserError(f"{words} and training.deepspeed={show(deepspeed)} exclude each other; set one of them to null")
-    if fsdp and kind != RING:
-        raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
+    other = f"and {words} exclude each other; set one of them to null"
+    check_beside("training", training, [("deepspeed=", kind != ULYSSES, other), ("fsdp=", kind != RING, other)])
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
         raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
     if training.lora is not None:
-        _check_lora(settings, words, training.lora.merge)
+        odd = [name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1]
+        if odd:  # FSDP2 splits the frozen weights but not the adapter
+            raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} has {odd[0]}")
+        if training.lora.merge:
+            raise UserError(f"training.lora.merge=true needs whole weights; {words} shares them; use anyformer merge")
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
     shares_rows = settings.sp * settings.cp > 1
@@ -166,10 +156,9 @@ def check_model_shares(settings: ParallelismSettings, config) -> None:
     """Raise UserError for a model that the settings cannot split. config: ours or native, or a namespace."""
     words = f"{FIELD}={words_of(settings)}"
     ours = getattr(config, "model_type", None) in FAMILIES
-    if settings.tp > 1 and (not ours or _splits_heads(config)):
-        _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "tp", settings.tp, words)
     if settings.tp > 1:
-        _check_divides(config, ("intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
+        of_heads = ("num_attention_heads", "num_key_value_heads") if not ours or _splits_heads(config) else ()
+        _check_divides(config, (*of_heads, "intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if settings.ep > 1:
         if not experts or (ours and "sparse" not in mlp_kinds(config)):
