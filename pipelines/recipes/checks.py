@@ -273,11 +273,10 @@ def _check_training(recipe: Recipe) -> None:
             training.lora is not None,
             "has no effect with training.lora, which freezes the checkpoint; keep one",
         ),
+        ("fp16=", training.bf16 is True, "and training.bf16=true exclude each other; keep one"),
         ("ema_warmup", training.ema_decay is None, "has no effect without training.ema_decay, such as 0.999; set both"),
     ]
     check_beside("training", training, rows)
-    if training.bf16 is True and training.extra.get("fp16"):
-        raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 
 
 def check_schedule(training: TrainingSection, total: int) -> None:

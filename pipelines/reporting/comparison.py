@@ -21,10 +21,9 @@ from .console import print_table
 from .interpret import Measured, between, digits_of, measured
 from .report import REPORT, samples_of
 from .run_log import RunLog, is_number, read_run
-from .settings import MISSING, in_words
+from .settings import MISSING, OF_THE_PLACE, in_words
 
 SEED = "training.seed"
-NO_SETTINGS = ("name", "description", "training.output_dir")
 LONGEST_LABEL = 16  # characters of a name beside a curve; longer ones are numbers in the table of the runs
 MOST_SETTINGS = 5  # that differ and stand in the table of the runs
 MOST_PAIRS = 45  # differences between two variants that are listed one by one
@@ -127,7 +126,7 @@ def settings_that_differ(logs: list[RunLog]) -> dict[str, list[Any]]:
     """{path: its value in each run} of the settings that are not the same in all."""
     settings = [log.settings for log in logs]
     paths = dict.fromkeys(path for one in settings for path in one)
-    rows = {path: [one.get(path, MISSING) for one in settings] for path in paths if path not in NO_SETTINGS}
+    rows = {path: [one.get(path, MISSING) for one in settings] for path in paths if path not in OF_THE_PLACE}
     return {path: row for path, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
