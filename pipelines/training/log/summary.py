@@ -104,7 +104,7 @@ def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, st
     optim, does = (section.optim, None) if optimizer is None else (optimizer.words(), optimizer.describe(trainer.model))
     by = backend_words(trainer)
     batch = "by stage" if stages else f"{per_step} {data.objective.words.step}"
-    rate = "by stage" if any(optimizer.learning_rate for optimizer in recipe.stages) else section.lr_scheduler_type
+    rate = "by stage" if any(stage.learning_rate for stage in recipe.stages) else section.lr_scheduler_type
     values = flat_settings(recipe.to_dict())
     chosen = "\n".join(f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items())
     plan = ", ".join(dict.fromkeys([batch, optim, rate, precision, by]))
