@@ -233,8 +233,8 @@ def _check_training(recipe: Recipe) -> None:
     if training.max_steps != -1 and training.max_steps < 1:
         raise UserError(f"training.max_steps={training.max_steps} must be at least 1, or -1 for num_train_epochs")
     for field, known, added in (
-        ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
-        ("lr_scheduler_type", {"wsd", *introspection.schedule_names()}, SCHEDULES),
+        ("optim", {*ROWS, *introspection.enum_values("training_args.py", "OptimizerNames")}, OPTIMIZERS),
+        ("lr_scheduler_type", {"wsd", *introspection.enum_values("trainer_utils.py", "SchedulerType")}, SCHEDULES),
     ):
         name = getattr(training, field)
         if name not in known and name not in added:
