@@ -12,11 +12,11 @@ from anyformer.modeling.traits import POSITION_SCHEMES
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.cli.listing import TABLES
 from anyformer.pipelines.cli.parser import VERBS
-from anyformer.pipelines.experiments.story import is_story, read_story
+from anyformer.pipelines.experiments.story import read_story
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.introspection import family_names
-from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from docs_site import docs_pages
 from test_readme import NEWCOMERS
 from unregister import unregister
@@ -174,7 +174,7 @@ def test_the_commands_of_a_page_parse_and_name_recipes_that_exist(page):
         assert words[0] == "anyformer", line
         args = cli.parse(words[1:])
         if words[1] in ("train", "preview") and not args.recipe.endswith(".yaml"):
-            (read_story if is_story(args.recipe) else load_recipe)(args.recipe, args.overrides)
+            (read_story if is_file_of(args.recipe, "stories", "steps") else load_recipe)(args.recipe, args.overrides)
 
 
 # The first needs datatrove (test_tokenising_large_corpora); the second shows faults of one transformers; the third a

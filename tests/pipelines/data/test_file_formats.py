@@ -260,7 +260,7 @@ def test_files_in_other_encodings_are_read_where_the_recipe_names_them(tmp_path,
 def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
     (tmp_path / "a.txt").write_text("text\n")
     for encoding in ("rot13", "lattin-1", "idna", "punycode", "utf-8\0"):
-        with pytest.raises(UserError, match=r"data\.encoding=.* is no encoding that Python knows"):
+        with pytest.raises(UserError, match=r"data\.encoding=.* is none of Python"):
             open_corpora(section(tmp_path / "a.txt", encoding=encoding))
     with pytest.raises(UserError, match=r"data\.encoding='latin-1' has no effect without data\.files"):
         open_corpora(DataSection(source="stdlib", encoding="latin-1"))
