@@ -2,7 +2,6 @@
 
 import bz2
 import contextlib
-import csv
 import gzip
 import json
 import lzma
@@ -185,13 +184,6 @@ def test_a_broken_file_is_one_sentence(tmp_path, name):
         texts(open_corpora(section(tmp_path / name))["train"])
     sentence = str(caught.value)
     assert name in sentence and "\n" not in sentence and all(words in sentence for words in says), sentence
-
-
-def test_quoted_values_of_a_table_with_tabs_hold_quotes_tabs_and_line_ends(tmp_path):
-    rows = [["text", "label"], ["one\ttab", "1"], ["two\nlines", "2"], ['"so" he said', "3"], ["both\t\n\n", "4"]]
-    with (tmp_path / "a.tsv").open("w", newline="") as stream:
-        csv.writer(stream, delimiter="\t").writerows(rows)
-    assert texts(open_corpora(section(tmp_path / "a.tsv"))["train"]) == [text for text, _ in rows[1:]]
 
 
 def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
