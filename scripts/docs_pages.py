@@ -30,6 +30,7 @@ INCLUDED = {
     "pipelines/recipes/schema.py": "reference/settings.md",
     "pipelines/cli/parser.py": "reference/commands.md",
     "pipelines/cli/listing.py": "reference/lists.md",
+    "modeling/rules/kinds.py": "reference/legality.md",
     "anyformer/__init__.py": "reference/python.md",
     "modeling/decoder.py": "reference/fields_decoder.md",
     "modeling/moe.py": "reference/fields_moe.md",
@@ -158,7 +159,7 @@ def recipes_page() -> str:
         ),
     ]
     for family, words, _ in family_rows():
-        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [the family's page](families/{family}.md)."]
+        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [more about it](families.md#{family})."]
         for name in families.get(family, []):
             recipe = shipped_yaml("recipes", name)
             learned = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
@@ -179,7 +180,7 @@ def recipes_of(family: str) -> str:
     from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     rows = [name for name in shipped("recipes") if family_of(name) == family]
-    described = [(f"[{name}](../recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
+    described = [(f"[{name}](recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
     return table(("recipe", "what it trains"), described)
 
 
@@ -217,9 +218,9 @@ def fields_page(family: str) -> str:
         "\n\n".join(
             [
                 f"# Fields of {family}",
-                f"Every field that a recipe's `model` takes for the family [{family}](../families/{family}.md), as its "
+                f"Every field that a recipe's `model` takes for the family [{family}](../families.md#{family}), as its "
                 f"config does in Python; made from the config. `anyformer list fields {family}` prints the "
-                "same, and [what goes together](../legality.md) has the combinations.",
+                "same, and [what goes together](legality.md) has the combinations.",
                 settings_table(describe_family(family)),
                 "## How they belong together",
                 *texts,
@@ -237,7 +238,7 @@ def settings_of(name: str) -> str:
     from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 
     cls = OBJECTIVES[name]
-    families = ", ".join(f"[{family}](../families/{family}.md)" for family in cls.families)
+    families = ", ".join(f"[{family}](../families.md#{family})" for family in cls.families)
     metrics = ", ".join(f"`{metric}`" for metric in cls.metric_names()) or "none"
     users = [
         recipe
@@ -270,6 +271,13 @@ def lists_page() -> str:
         lines[2:] = [f"| {first} |{line[4:]}" for (first, *_), line in zip(rows, lines[2:])]
         parts += [f"## {kind}", "\n".join(lines)]
     return "\n\n".join(parts) + "\n"
+
+
+def legality_page() -> str:
+    """What `anyformer list --legal` prints."""
+    from anyformer.pipelines.cli.legality_table import legality_markdown
+
+    return legality_markdown()
 
 
 def commands_page() -> str:
@@ -345,6 +353,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     **{f"reference/fields_{family}.md": partial(fields_page, family) for family in family_names()},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
+    "reference/legality.md": legality_page,
     "reference/python.md": python_page,
     "results.md": lambda: included("RESULTS.md"),
     "contributing.md": lambda: included("CONTRIBUTING.md"),
