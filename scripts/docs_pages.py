@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
+from anyformer.pipelines.cli.legality_table import legality_markdown  # noqa: E402
 from anyformer.pipelines.cli.listing import TABLES, family_rows, preset_rows, summary  # noqa: E402
 from anyformer.pipelines.cli.parser import build_parser  # noqa: E402
 from anyformer.pipelines.cli.settings_help import REST, by_section  # noqa: E402
@@ -41,6 +42,7 @@ INCLUDED = {
     "pipelines/recipes/schema.py": "reference/settings.md",
     "pipelines/cli/parser.py": "reference/commands.md",
     "pipelines/cli/listing.py": "reference/lists.md",
+    "modeling/rules/kinds.py": "reference/legality.md",
     "anyformer/__init__.py": "reference/python.md",
     "modeling/decoder.py": "reference/fields_decoder.md",
     "modeling/moe.py": "reference/fields_moe.md",
@@ -167,7 +169,7 @@ def recipes_page() -> str:
         ),
     ]
     for family, words, _ in family_rows():
-        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [the family's page](families/{family}.md)."]
+        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [more about it](families.md#{family})."]
         for name in families.get(family, []):
             recipe = shipped_yaml("recipes", name)
             learned = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
@@ -186,7 +188,7 @@ def recipes_page() -> str:
 
 def recipes_of(family: str) -> str:
     rows = [name for name in shipped("recipes") if family_of(name) == family]
-    described = [(f"[{name}](../recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
+    described = [(f"[{name}](recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
     return table(("recipe", "what it trains"), described)
 
 
@@ -216,9 +218,9 @@ def fields_page(family: str) -> str:
     texts = [text.partition("\n\nRaises:")[0] for text in family_texts(family)]
     return joined(
         f"# Fields of {family}",
-        f"Every field that a recipe's `model` takes for the family [{family}](../families/{family}.md), as its config "
+        f"Every field that a recipe's `model` takes for the family [{family}](../families.md#{family}), as its config "
         f"does in Python; made from the config. `anyformer list fields {family}` prints the same, and [what goes "
-        "together](../legality.md) has the combinations.",
+        "together](legality.md) has the combinations.",
         settings_table(describe_family(family)),
         "## How they belong together",
         *texts,
@@ -228,7 +230,7 @@ def fields_page(family: str) -> str:
 def settings_of(name: str) -> str:
     """What `anyformer list NAME` prints of an objective or task, and the recipes that use it."""
     cls = OBJECTIVES[name]
-    families = ", ".join(f"[{family}](../families/{family}.md)" for family in cls.families)
+    families = ", ".join(f"[{family}](../families.md#{family})" for family in cls.families)
     metrics = ", ".join(f"`{metric}`" for metric in cls.metric_names()) or "none"
     users = [
         recipe
@@ -257,6 +259,11 @@ def lists_page() -> str:
         lines[2:] = [f"| {first} |{line[4:]}" for (first, *_), line in zip(rows, lines[2:])]
         parts += [f"## {kind}", "\n".join(lines)]
     return joined(*parts)
+
+
+def legality_page() -> str:
+    """What `anyformer list --legal` prints."""
+    return legality_markdown()
 
 
 def commands_page() -> str:
@@ -325,6 +332,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     **{f"reference/fields_{family}.md": partial(fields_page, family) for family in family_names()},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
+    "reference/legality.md": legality_page,
     "reference/python.md": python_page,
     "results.md": lambda: included("RESULTS.md"),
     "contributing.md": lambda: included("CONTRIBUTING.md"),

@@ -15,7 +15,7 @@ import torch
 import transformers
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import POSITION_SCHEMES
-from anyformer.pipelines.cli.legality_table import Cell, cells, legality_markdown, refusal
+from anyformer.pipelines.cli.legality_table import Cell, cells, refusal
 from anyformer.pipelines.recipes.introspection import family_names
 from family_variants import a_share, close, config_class, exactness, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
@@ -179,8 +179,3 @@ def named(cell: Cell):
     except Exception as error:
         error.add_note(f"cell {cell}")
         raise
-
-
-def test_the_table_in_the_docs_is_the_one_that_is_printed(repo_root):
-    """`anyformer list --legal > docs/legality.md` brings it up to date."""
-    assert (repo_root / "docs" / "legality.md").read_text(encoding="utf-8") == legality_markdown()

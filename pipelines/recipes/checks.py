@@ -213,7 +213,7 @@ def _check_heads(recipe: Recipe, objective) -> None:
     if fields.get("add_cross_attention"):
         raise UserError(
             "model.add_cross_attention=true attends to an encoder, which a recipe does not give; family seq2seq has "
-            "both, and docs/composites.md joins two models"
+            "both, and docs/convert.md joins two models"
         )
     modules = fields.get("num_nextn_predict_layers")
     smoothing = recipe.training.extra.get("label_smoothing_factor")
