@@ -242,7 +242,7 @@ def settings_of(name: str) -> str:
     rows = list(describe_objective(name))
     shown = settings_table(rows)
     details = f'??? note "settings of {name}"\n\n' + "\n".join(f"    {line}".rstrip() for line in shown.splitlines())
-    return f"{summary(cls)}.\n\nFamilies: {families}. Metrics: {metrics}. Recipes: {links}.\n\n{details}\n"
+    return f"{summary(name, cls)}.\n\nFamilies: {families}. Metrics: {metrics}. Recipes: {links}.\n\n{details}\n"
 
 
 def presets_of(family: str) -> str:

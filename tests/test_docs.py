@@ -175,8 +175,8 @@ def test_the_commands_of_a_page_parse_and_name_recipes_that_exist(page):
             (read_story if is_file_of(args.recipe, "stories", "steps") else load_recipe)(args.recipe, args.overrides)
 
 
-# The first needs datatrove (test_tokenising_large_corpora), the second a trained story (test_story), the third a trained
-# quickstart (test_predict).
+# The first needs datatrove (test_tokenising_large_corpora), the second a trained story (test_story), the third a
+# trained quickstart (test_predict).
 PYTHON = [page for page in OTHER if page not in ("data.md", "story.md", "predict.md")]
 
 
