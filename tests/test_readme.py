@@ -220,7 +220,6 @@ NOT_RUN = [
         NotRun(f"anyformer {name}", "the extra examples; test_recipes.py makes a step", arguments_parse)
         for name in ("train trec_tuned", "train stsb_tuned", "train conll2003_tuned", "plan trec_tuned")
     ),
-    NotRun("anyformer train mixed_text_mlm ", "five data sets; test_recipes.py makes its first steps", arguments_parse),
     NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
     NotRun("anyformer chat ", "it reads what a person types; test_serving.py types", arguments_parse),
     NotRun("anyformer serve ", "it serves; test_serving.py's slow test talks to it", arguments_parse),

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import EPOCH, ROW_IDS
-from ..manifest import cache_folder
 from ..words import counted
 from .data import Data, ModelFacts
 
@@ -71,6 +70,8 @@ class Reads(ABC):
     @property
     def cache(self) -> Path:
         """The folder of prepared data."""
+        from ..manifest import cache_folder
+
         return cache_folder(self.recipe.data.cache_dir)
 
     @abstractmethod

@@ -11,7 +11,6 @@ from anyformer.modeling.traits import one_way_kind
 from ..backends import is_flash
 from ..errors import UserError
 from ..lazy import np
-from ..open_tokenizer import vocabulary_size
 from ..plugins import METRICS
 from ..positions import UNLIMITED, most_positions
 from ..recipes.row_words import Words
@@ -277,6 +276,8 @@ class TokenLosses:
 
         The text of each source counts once, whatever its weight in a mixture.
         """
+        from ..open_tokenizer import vocabulary_size
+
         frequency, size = np.ones(vocabulary_size(self.tokenizer), dtype=np.int64), 1 << 24
         for store in self.train.stores:
             for start in range(0, len(store.tokens), size):  # pieces keep a large store on disk

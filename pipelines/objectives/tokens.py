@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
-from ..manifest import cache_folder
 from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import chat_template_of, shipped_yaml
 from ..recipes.schema import TokenizerSection
@@ -61,6 +60,8 @@ def train_or_load(objective: "Objective", texts: Any, given: Any = None) -> Any:
     from ..tokenizers.load import train_or_load_tokenizer
 
     section, recipe = tokenizer_section(objective), objective.recipe
+    from ..manifest import cache_folder
+
     cache, trust = cache_folder(recipe.data.cache_dir), recipe.trust_remote_code
     tokenizer = train_or_load_tokenizer(section, texts, cache, trust_remote_code=trust)
     if section.chat_template is not None:
