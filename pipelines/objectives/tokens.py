@@ -57,11 +57,10 @@ def train_or_load(objective: "Objective", texts: Any, given: Any = None) -> Any:
     """The recipe's tokenizer, loaded, or trained on the corpus `texts`. given: replaces it, where there is one."""
     if given is not None:
         return given
+    from ..manifest import cache_folder
     from ..tokenizers.load import train_or_load_tokenizer
 
     section, recipe = tokenizer_section(objective), objective.recipe
-    from ..manifest import cache_folder
-
     cache, trust = cache_folder(recipe.data.cache_dir), recipe.trust_remote_code
     tokenizer = train_or_load_tokenizer(section, texts, cache, trust_remote_code=trust)
     if section.chat_template is not None:
