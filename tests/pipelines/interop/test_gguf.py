@@ -307,7 +307,7 @@ TOKENIZERS = {
     "byte_bpe": {"type": "byte_bpe", "vocab_size": 4096},
     "wordpiece": {"type": "wordpiece", "vocab_size": 4096},
     "wordpiece, lowercase": {"type": "wordpiece", "vocab_size": 4096, "lowercase": True},
-    "unigram": {"type": "unigram", "vocab_size": 4096},
+    "unigram": {"type": "unigram", "vocab_size": 1024},
     "char": {"type": "char"},
     "SmolLM2": {"name_or_path": "smollm2"},
     "MiniLM": {"name_or_path": "minilm"},
