@@ -39,7 +39,7 @@ VERBS = {
     "completion": "a script by which bash, zsh or fish complete commands",
 }
 WITHOUT_MODEL = ("list", "publish", "completion")  # these verbs load no model
-OF_ADAPTERS = ("evaluate", "predict", "generate", "chat", "export", "merge")  # their models may be adapters
+OF_ADAPTERS = ("evaluate", "predict", "generate", "chat", "inspect", "export", "merge")  # their models may be adapters
 PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 

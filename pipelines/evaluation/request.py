@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..adapters import base_instead, named_base
 from ..errors import UserError, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
@@ -52,7 +53,7 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
     """The recipe, where a setting that is null in `task`, and then means model.name_or_path, is the model of before.
 
     That is the model from which the recipe's training starts, or, if it names none, the one from which `model` was
-    trained. Raises UserError where neither is known.
+    trained; where --base-model is given, that. Raises UserError where neither is known.
     """
     part, name = recipe.learned_section, recipe.learned.is_start_where_null
     if name is None:
@@ -60,12 +61,15 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
     data, _ = read_yaml_file(task, "recipes", "recipe")
     given = {tuple(path): value for path, value in map(parse_override, overrides)}
     settings = {**(data.get(part) or {}), **(sections.get(part) or {})}
-    if (given.get((part, name)) or settings.get(name)) is not None:
+    if given.get((part, name)) is not None:
         return recipe
+    if settings.get(name) is not None:
+        is_base = settings[name] == named_base(model)
+        return recipe.with_(**{part: {name: base_instead(settings[name])}}) if is_base else recipe
     beside = recipe_beside(model)
     saved = {} if beside is None else read_yaml_file(str(beside), "recipes", "recipe")[0]
     starts = ((each.get("model") or {}).get("name_or_path") for each in (data, saved))
-    if (start := next(filter(None, starts), None)) is None:
+    if (start := base_instead(next(filter(None, starts), None))) is None:
         raise UserError(
             f"{part}.{name}=null is the model from which a training starts, and neither TASK={task} nor the recipe of "
             f"MODEL={model} names it; set {part}.{name}"

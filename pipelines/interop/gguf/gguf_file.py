@@ -161,14 +161,17 @@ def write_and_compare(file: Path, it: Exported, read_as: vocabulary.Kind, kind: 
     Raises UserError where they differ, or where llama-quantize fails.
     """
     first, by_llama = kind if kind in BOUNDS else "f16", verifying.has_llama()
-    fallen, others = write_file(file, it, read_as, first, pooling), []
+    fallen, others, chats = write_file(file, it, read_as, first, pooling), [], []
     it.model.float()
     compared, bound = verifying.compared_by_reader, max(it.architecture.tolerance, BOUNDS[first])
     if by_llama:
         compared, others = verifying.compared_by_llama, verifying.other_stops(file, it)
+        chats = verifying.unlike_chats(file, it) if it.tokenizer.chat_template else []
     words, facts = compared(file, it, bound)
     if others and not it.architecture.embeds:
         words += f", llama.cpp stops also at {', '.join(others)}"
+    if chats:
+        words += f", llama.cpp writes {', '.join(chats)} in other tokens than the chat template does here"
     if vocabulary.composes(it.tokenizer):
         words += ", texts must be composed (NFC), which llama.cpp does not do"
     if fallen:
@@ -181,7 +184,7 @@ def write_and_compare(file: Path, it: Exported, read_as: vocabulary.Kind, kind: 
         os.replace(small, file)
         changed = compared(file, it, float("inf"))[0] if by_llama else "not compared"
         words += f"; then {kind} by {QUANTIZE}, without a bound: {changed}"
-    return words, facts | {"stops_also_at": others}
+    return words, facts | {"stops_also_at": others, "chats_unlike": chats}
 
 
 def pooling_of(folder: Path) -> str:

@@ -11,6 +11,7 @@ import torch
 from anyformer.pipelines.data import reference
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives import teacher_model
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
 from anyformer.pipelines.objectives.teacher_model import Teacher
@@ -130,6 +131,17 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     assert left in capsys.readouterr().err and again.facts == data.facts
     assert torch.equal(again.rows["train"][rows.each]["teacher_ids"], rows[rows.each]["teacher_ids"])
     assert prepare_data(load_recipe(recipe)).rows["train"].fingerprint != rows.fingerprint  # without a training: none
+
+
+def test_a_native_teachers_answers_need_no_logits_of_all_tokens(tmp_path, teacher, command, monkeypatch):
+    assert command("convert", teacher, tmp_path / "native") == 0
+    asked, batch = Teacher(str(tmp_path / "native"), "AutoModelForCausalLM"), random_batch(rows=2, length=11)
+    whole, rows = asked.top_tokens(batch, 250, 5, 2.0), []
+    monkeypatch.setattr(teacher_model, "ROWS_PER_CHUNK", 6)
+    asked.model.get_output_embeddings().register_forward_hook(lambda _, args, out: rows.append(out.shape[:-1].numel()))
+    found = asked.top_tokens(batch, 250, 5, 2.0)
+    assert rows == [6, 6, 6, 4] and found[1].shape == (2, 11, 6)
+    torch.testing.assert_close(found, whole)
 
 
 def costs(recipe):
