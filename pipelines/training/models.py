@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from ..accounting.layers import freeze
 from ..accounting.lora import left_by_all_linear, with_lora
-from ..adapters import base_arguments, is_adapter, load_config, load_merged, load_model, words_of_base
+from ..adapters import base_arguments, is_adapter, load_config, load_merged, words_of_base
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
@@ -37,6 +37,7 @@ from ..transformers_logging import errors_only
 from .engines.deepspeed_engine import gathered, whole_weights
 from .engines.engine import Engine
 from .engines.late_weights import built_late
+from .engines.loaded_shares import load_shares, whole_on_cpu
 from .transfer import Scale, scale_new_weights, scales_of
 
 
@@ -164,9 +165,8 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
                 model, fresh = load_merged(auto_class, name, **options)
                 missing = fresh
             else:
-                model, info = load_model(auto_class, name, output_loading_info=True, **options)
-                missing = {*info["missing_keys"]}
-                fresh = missing | {key for key, *_ in info["mismatched_keys"]}
+                with engine.loading(config) as distributed:
+                    model, missing, fresh = load_shares(auto_class, name, distributed, **options)
             why = getattr(learns.data.labels, "new_head", "")  # in words
             head = head_of_classes(auto_class, config, arguments, trust) - missing if why else set()
             draw_anew(model, head - fresh)
@@ -226,7 +226,7 @@ def draw_anew(model, names: set[str]) -> None:
     owners = {id(owner): owner for name in weights if (owner := model.get_submodule(name.rpartition(".")[0]))}
     for loaded in (*weights.values(), *owners.values()):
         write(loaded, "_is_hf_initialized", False)
-    with gathered([*weights.values()]), torch.no_grad():
+    with gathered([*weights.values()]), whole_on_cpu(model, names), torch.no_grad():
         for owner in owners.values():
             model._init_weights(owner)
 
