@@ -79,7 +79,7 @@ def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bo
     objective, learns, speaks = data.objective, data.learns(), arguments.process_index == 0 and not quiet
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, learns.config_fields())
-        chosen = chosen_backends(recipe, config, arguments, engine)
+        chosen = chosen_backends(recipe, config, arguments, engine, is_packed(data))
         try:
             with whole_weights(arguments):
                 build = partial(getattr(transformers, objective.auto_class).from_config, config, **chosen)
@@ -124,8 +124,8 @@ def transferred(recipe: Recipe, data: Data, model) -> dict[str, Scale]:
     return scales_of(model, smaller, layers / base_layers)
 
 
-def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[str, str]:
-    """The arguments that build a model with the recipe's backends.
+def chosen_backends(recipe: Recipe, config, arguments, engine: Engine, packed: bool) -> dict[str, str]:
+    """The arguments that build a model with the recipe's backends. packed: whether its rows hold several documents.
 
     Raises UserError for flex_attention on a CPU, where torch has no gradients for it.
     """
@@ -138,7 +138,7 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[s
     attention = section.attn_implementation
     if attention == AUTO:
         attention = engine.attention or AUTO
-    return backend_arguments(attention, section.experts_implementation, config, half)
+    return backend_arguments(attention, section.experts_implementation, config, half, packed)
 
 
 def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engine: Engine, speaks: bool):
@@ -159,7 +159,7 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
             lora = recipe.training.lora
             dtypes = base_arguments("float32" if lora is None else lora.base, computed_dtype(recipe.training))
             options = {"config": config, "ignore_mismatched_sizes": True, **dtypes}
-            chosen = chosen_backends(recipe, config, arguments, engine)
+            chosen = chosen_backends(recipe, config, arguments, engine, is_packed(data))
             options |= trust | chosen
             if is_adapter(name):
                 model, fresh = load_merged(auto_class, name, **options)

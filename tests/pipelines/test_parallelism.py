@@ -141,6 +141,14 @@ def test_gathers_in_bf16_and_shards_on_the_cpu_train_as_fsdp2_does(setting, most
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shares", ["{dp_shard: 2}", "{tp: 2}"])
+def test_layers_of_a_shared_model_that_are_compiled_train_as_those_that_are_not(shares, tiny_recipe, ranks):
+    recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 6})
+    words = f"training.parallelism={shares}", "training.torch_compile_backend=aot_eager"
+    assert_close(ranks(2, recipe, *words)[1], ranks(2, recipe, words[0])[1])
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_model_shared_otherwise(tiny_recipe, ranks):
     """Optimizer states are addressed by the names of weights, and a step keeps its rows."""
     recipe, few = tiny_recipe(model=DECODER, training=STEPS), "data.max_documents=3"
@@ -245,7 +253,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{tp: 2}", ["training.optim=lion_32bit"], "training.optim=lion_32bit looks at whole matrices"),
         ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
         ("{tp: 2}", ["training.deepspeed=zero2"], "and training.deepspeed='zero2' exclude each other"),
-        ("{tp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
+        ("{pp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
     ],
 )
 def test_what_cannot_be_shared_is_one_sentence_when_the_recipe_is_read(shares, others, sentence):

@@ -1,16 +1,27 @@
-"""Checks of gpu.py: the laws of `anyformer check` on a GPU, and how often a training step waits for the GPU."""
+"""The parts of gpu.py. Each prints rows of its one table: what was tried, whether it held, and the numbers."""
 
 import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
 import traceback
 import warnings
 from pathlib import Path
 
+import attention
+import decoding
 import torch
+from anyformer.pipelines.backends import backend_arguments, is_flash
 from anyformer.pipelines.checks.check_report import ask
 from anyformer.pipelines.checks.laws import LAWS
+from anyformer.pipelines.objectives.documents_apart import with_borders
 from family_variants import ZOO
-from method import line
-from models import FAMILIES, Step, batch_of, model_of
+from method import BF16_TOLERANCE, line
+from models import FAMILIES, Step, batch_of, forward_backward, model_of
+from run import Setting
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo_subject import ZooSubject
 
@@ -20,17 +31,23 @@ ZOO_FP32 = 1e-3  # the zoo's weights are large, so that each one matters; this a
 SIZES = {"hidden": 256, "heads": 4, "channels": 512, "layers": 4, "experts": 8, "vocab": 512, "image": 64}
 SIZES |= {"length": 192, "targets": 96, "batch": 4}  # heads of 64 channels, which every kernel takes
 TINY = SIZES | {"hidden": 64, "heads": 2, "layers": 1, "length": 48, "targets": 24}
+LARGE = {"hidden": 1024, "heads": 16, "layers": 8, "vocab": 32000, "length": 2048, "batch": 8}  # of what is timed
+MODELS = {"125m": (768, 12, 12), "350m": (1024, 24, 16), "1b": (2048, 18, 16)}  # hidden size, layers, heads
 
 
 class Report:
-    """Prints a row for each check. A check that raises gets a row, too, and the next check follows."""
+    """Prints a row for each check. A check that raises gets a row, too, and the next check follows.
 
-    def __init__(self, device: str, tiny: bool):
-        self.device, self.tiny, self.sizes = device, tiny, TINY if tiny else SIZES
-        print(line("what", "result", "detail") + "\n|---|---|---|")
+    seconds: the limit of the part; half of it is left to a check that is under way.
+    """
+
+    def __init__(self, name: str, device: str, tiny: bool, seconds: float):
+        self.name, self.device, self.tiny, self.sizes = name, device, tiny, TINY if tiny else SIZES
+        self.large = TINY if tiny else LARGE
+        self.ends = time.monotonic() + (seconds / 2 if not tiny else float("inf"))
 
     def row(self, what: str, result: str, detail: str) -> None:
-        print(line(what, result, detail.replace("|", "\\|").replace("\n", " ")[:300]), flush=True)
+        print(line(self.name, what, result, detail.replace("|", "\\|").replace("\n", " ")[:300]), flush=True)
 
     @contextlib.contextmanager
     def part(self, what: str):
@@ -40,20 +57,45 @@ class Report:
             traceback.print_exc()
             self.row(what, "failed", f"{type(error).__name__}: {error}")
 
+    def timed(self, step, calls: int = 5) -> str:
+        """`12.3 ms, peak 1.2 GiB`: the median of some calls."""
+        if self.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        taken = []
+        for _ in range(1 if self.tiny else calls):
+            begun = time.perf_counter()
+            step()
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - begun)
+        words = f"{statistics.median(taken) * 1e3:.1f} ms"
+        peak = torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else None
+        return words if peak is None else f"{words}, peak {peak:.1f} GiB"
 
-def laws(report: Report) -> None:
-    """Ask the laws in OF_A_DEVICE of each model of the tests' zoo."""
+    def compared(self, what: str, value: float, expected: float, detail: str) -> None:
+        off = abs(value - expected)
+        is_equal = off <= BF16_TOLERANCE * max(1.0, abs(expected))
+        self.row(what, "ok" if is_equal else "failed", f"loss off by {off:.1e}; {detail}")
+
+
+def parity(report: Report) -> None:
+    """Ask the laws in OF_A_DEVICE of models of the tests' zoo, spread over all of it, until the time is over."""
     law_names = [name for name in LAWS if name in OF_A_DEVICE and not (report.tiny and name == "compiled")]
-    for variant in ZOO[:: max(1, len(ZOO) // 5)] if report.tiny else ZOO:
+    names = [*ZOO]
+    spread = sorted(range(len(names)), key=lambda number: f"{number:08b}"[::-1])  # far apart, the first few too
+    for number in spread[:5] if report.tiny else spread:
+        if time.monotonic() > report.ends:
+            return
+        variant = names[number]
         with report.part(f"{variant}"):
             subject = ZooSubject(variant, variant.model(torch.float32).to(report.device))
             subject.tolerance = subject.fp32_tolerance = ZOO_FP32
             for name in law_names:
                 answer = ask(subject, name)
                 worst = answer.worst
-                off = "" if worst.difference is None else f": {worst.difference:.1e}, at most {worst.tolerance:.1e}"
-                result = "failed" if answer.verdict == "fails" else str(answer.verdict)
-                report.row(f"{variant}: {name}", result, f"{worst.what}{off} {worst.why}".strip())
+                # What a CPU has is the memory of the whole process.
+    off = "" if report.device == "cpu" else f", off by {rehearsed / last['memory_gb'] - 1:+.1%}"
+    report.row("memory", "measured", f"peak {last['memory_gb']:.2f} GB, rehearsed {rehearsed:.2f} GB{off}")
 
 
 # ------------------------------------------------------------------------------------------- waiting for the device
