@@ -93,7 +93,102 @@ def parity(report: Report) -> None:
             for name in law_names:
                 answer = ask(subject, name)
                 worst = answer.worst
-                # What a CPU has is the memory of the whole process.
+                off = "" if worst.difference is None else f": {worst.difference:.1e}, at most {worst.tolerance:.1e}"
+                result = "failed" if answer.verdict == "fails" else str(answer.verdict)
+                report.row(f"{variant}: {name}", result, f"{worst.what}{off} {worst.why}".strip())
+
+
+def packed(report: Report) -> None:
+    """Passes over a packed row under a dense mask and by the backends that need none: equal losses, time and memory."""
+    sizes = report.large | {"batch": 1, "length": 64 if report.tiny else 8192, "layers": 2}
+    batch = batch_of("decoder", sizes, report.device)
+    batch["position_ids"] = attention.documents(sizes["length"]).to(report.device)
+    for kind in ("ours", "native"):
+        model, expected = model_of("decoder", kind, sizes, report.device), None
+        chosen = backend_arguments("auto", "auto", model.config, half=True, packed=True).values()
+        for name in dict.fromkeys(["sdpa", *chosen, *(["flex_attention"] if report.device == "cuda" else [])]):
+            with report.part(f"{kind} by {name}"):
+                model.set_attn_implementation(name)
+                hook = model.register_forward_pre_hook(with_borders, with_kwargs=True) if is_flash(name) else None
+                step = forward_backward(model, batch, "bf16")
+                value = float(step())
+                expected = value if expected is None else expected
+                report.compared(f"{kind} by {name}", value, expected, report.timed(step))
+                if hook is not None:
+                    hook.remove()
+
+
+def compiled(report: Report) -> None:
+    """Steps of a decoder whose layers are compiled, and of one whose are not."""
+    batch, expected = batch_of("decoder", report.large, report.device), None
+    for is_compiled in (False, True):
+        what = "compiled layers" if is_compiled else "plain layers"
+        with report.part(what):
+            model, begun = model_of("decoder", "ours", report.large, report.device), time.perf_counter()
+            step = Step(model, batch, "bf16", is_compiled)
+            value = float(step())
+            first = time.perf_counter() - begun
+            expected = value if expected is None else expected
+            step()
+            report.compared(what, value, expected, f"{report.timed(step)}; first step {first:.1f} s")
+            del model, step
+
+
+def generate(report: Report) -> None:
+    """New tokens per second of native models and ours, all rows together."""
+    tokens = 4 if report.tiny else 64
+    sizes = report.large | {"prompt": 8 if report.tiny else 128, "tokens": tokens}
+    sizes.pop("length")
+    for cache in ("growing",) if report.tiny else ("growing", "static"):
+        variants = decoding.generate(Setting(report.device), "bf16", cache=cache, **sizes)
+        for name, call in variants.items():
+            with report.part(f"{name}, {cache} cache"):
+                call()
+                begun = time.perf_counter()
+                call()
+                rate = sizes["batch"] * tokens / (time.perf_counter() - begun)
+                report.row(f"{name}, {cache} cache", "measured", f"{rate:,.0f} tokens/s in {sizes['batch']} rows")
+
+
+# ------------------------------------------------------------------------------------------------ training by command
+
+
+def anyformer(*words: str) -> subprocess.CompletedProcess:
+    done = subprocess.run([sys.executable, "-m", "anyformer_main", *words], capture_output=True, text=True)
+    print(done.stdout, done.stderr, file=sys.stderr)
+    return done
+
+
+def last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
+
+
+def trained(report: Report) -> None:
+    """A few steps of `anyformer train`: their MFU, and their peak memory beside that of `anyformer rehearse`."""
+    hidden, layers, heads = (64, 2, 4) if report.tiny else MODELS[report.name]
+    rows, length, steps = (2, 64, 2) if report.tiny else (8, 2048, 12)
+    words = ["quickstart", f"model.hidden_size={hidden}", f"model.num_hidden_layers={layers}"]
+    words += [f"model.num_attention_heads={heads}", f"model.num_key_value_heads={heads}", "training.optim=adamw"]
+    words += [f"model.intermediate_size={-(-8 * hidden // 192) * 64}", f"model.max_position_embeddings={length}"]
+    words += [f"objective.sequence_length={length}", f"training.per_device_train_batch_size={rows}"]
+    words += [f"training.max_steps={steps}", f"training.logging_steps={steps // 2}", "evaluation.every_steps=null"]
+    words += ["evaluation.max_rows=8", "evaluation.sample_prompts=[]"]
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        done = anyformer("train", *words, f"training.output_dir={run}")
+        if done.returncode:
+            report.row("train", "failed", last_line(done.stderr))
+            return
+        lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
+    last = [each for each in lines if "mfu" in each][-1]
+    rates = f"MFU {last['mfu']:.1%}, {last['tokens_per_second']:,.0f} tokens/s"
+    report.row("train", "measured", f"{rates}, peak {last['memory_gb']:.2f} GB")
+    done = anyformer("rehearse", *words, "--devices", "1xH100-80GB", "--json")
+    if done.returncode:
+        report.row("memory", "not run", f"anyformer rehearse: {last_line(done.stderr)}")
+        return
+    rehearsed = json.loads(done.stdout)["peak_bytes"] / 1e9
+    # What a CPU has is the memory of the whole process.
     off = "" if report.device == "cpu" else f", off by {rehearsed / last['memory_gb'] - 1:+.1%}"
     report.row("memory", "measured", f"peak {last['memory_gb']:.2f} GB, rehearsed {rehearsed:.2f} GB{off}")
 
