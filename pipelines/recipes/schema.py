@@ -28,7 +28,8 @@ class ModelSection:
     name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
     attn_implementation: str = doc(
         "what computes attention: eager, sdpa, flex_attention, flash_attention_2 (3, 4) or a kernel of the Hub "
-        "(owner/name); auto: on GPUs in half precision an installed flash kernel that can, else sdpa, else eager",
+        "(owner/name); auto: on GPUs in half precision an installed flash kernel that can, for packed rows else "
+        "flex_attention, else sdpa, else eager",
         "auto",
     )
     experts_implementation: str = doc(
