@@ -82,7 +82,7 @@ def with_steps_of_tokens(recipe: Recipe) -> Recipe:
         )
     sections = recipe.stages or [training]
     if training.global_batch_size is None and any(section.global_batch_size is None for section in sections):
-        raise UserError(f"{where} needs training.global_batch_size, the rows of a step of however many processes")
+        raise UserError(f"{where} needs training.global_batch_size, the rows of a step over all processes; set it")
 
     def tokens_of_step(recipe: Recipe) -> int:
         return recipe.training.global_batch_size * getattr(recipe.learned, LENGTH)

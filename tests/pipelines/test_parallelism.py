@@ -22,7 +22,7 @@ from processes import logged_losses
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed
 from torch.distributed.fsdp import CPUOffloadPolicy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 
 pytestmark = pytest.mark.skipif(
@@ -33,6 +33,8 @@ UNTIED = DECODER | {"tie_word_embeddings": False}
 DEEP = DECODER | {"num_hidden_layers": 4}
 MIXTURE = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 48}
 MIXTURE |= {"router_aux_loss_coef": 0.01}
+LLAMA = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 4, "max_position_embeddings": 64}
 QUICKSTART = ["training.optim=adamw"]
 
 
@@ -115,12 +117,16 @@ def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(tiny_recipe, ranks, alone):
+@pytest.mark.parametrize("native", [False, True])
+def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(native, tiny_recipe, ranks, alone, tmp_path):
     """From weights on disk, over accumulated batches, with validations in between."""
-    first = alone(tiny_recipe(model=DECODER, training=STEPS))[2]
+    first = start = alone(tiny_recipe(model=DECODER, training=STEPS))[2]
+    if native:  # whether it keeps documents apart is tried by a forward pass of all processes
+        start = tmp_path / "native"
+        AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA)).save_pretrained(start)
     own = tiny_recipe("own", training=STEPS, evaluation={"every_steps": 4, "best_metric": "loss"})
-    own.write_text(yaml.safe_dump(yaml.safe_load(own.read_text()) | {"model": {"name_or_path": str(first)}}))
-    words = ["training.max_steps=12", "tokenizer={}"]
+    own.write_text(yaml.safe_dump(yaml.safe_load(own.read_text()) | {"model": {"name_or_path": str(start)}}))
+    words = ["training.max_steps=12", f"tokenizer={{name_or_path: {first}}}"]
     expected = alone(own, *words, "training.gradient_accumulation_steps=4")
     halves = "training.gradient_accumulation_steps=2"
     assert_same_run(ranks(2, own, *words, halves, "training.parallelism={dp_shard: 2}"), expected)
