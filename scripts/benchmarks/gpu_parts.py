@@ -172,7 +172,11 @@ def trained(report: Report) -> None:
     words += [f"model.intermediate_size={-(-8 * hidden // 192) * 64}", f"model.max_position_embeddings={length}"]
     words += [f"objective.sequence_length={length}", f"training.per_device_train_batch_size={rows}"]
     words += [f"training.max_steps={steps}", f"training.logging_steps={steps // 2}", "evaluation.every_steps=null"]
-    words += ["evaluation.max_rows=8", "evaluation.sample_prompts=[]"]
+    words += [
+        "evaluation.max_rows=8",
+        "evaluation.sample_prompts=[]",
+        f"data.max_documents={40 if report.tiny else 400}",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         done = anyformer("train", *words, f"training.output_dir={run}")
