@@ -147,7 +147,7 @@ def fastest_attention(config, half: bool, packed: bool = False) -> str | None:
         chosen = next((name for name, is_there in installed.items() if is_there), None)
         if chosen is not None:
             return chosen
-    by_flex = packed and flex_computes(config) and (is_ours or computes(type(config), "_supports_flex_attn"))
+    by_flex = packed and (is_ours or computes(type(config), "_supports_flex_attn")) and flex_computes(config)
     return "flex_attention" if by_flex else None
 
 
