@@ -132,11 +132,11 @@ def fastest_attention(config, half: bool, packed: bool = False) -> str | None:
     from anyformer.modeling.kernels import computes
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    is_ours = config.model_type in FAMILIES
+    is_ours, packed = config.model_type in FAMILIES, packed and not config.is_encoder_decoder
     if not torch.cuda.is_available():
         known = not is_ours and computes(type(config)) and not config.is_encoder_decoder  # not measured for these
         return "anyformer" if known else None
-    if not is_ours and (not packed or config.is_encoder_decoder):
+    if not is_ours and not packed:
         return None
     if is_ours and attention_fault("flash_attention_2", config):  # then flex, too, would need a score of each pair
         return None
