@@ -132,7 +132,8 @@ def fastest_attention(config, half: bool, packed: bool = False) -> str | None:
     from anyformer.modeling.kernels import computes
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    is_ours, packed = config.model_type in FAMILIES, packed and not config.is_encoder_decoder
+    is_ours = config.model_type in FAMILIES
+    packed = packed and not config.is_encoder_decoder  # not tried
     if not torch.cuda.is_available():
         known = not is_ours and computes(type(config)) and not config.is_encoder_decoder  # not measured for these
         return "anyformer" if known else None
