@@ -217,7 +217,7 @@ def test_flash_kernels_get_the_documents_of_packed_rows(tiny_config, monkeypatch
     torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("native", ["llama", "mistral"])
+@pytest.mark.parametrize("native", ["mistral_without_window", "mistral"])
 def test_flash_kernels_get_the_documents_of_several_packed_rows_of_a_native_model(native, monkeypatch):
     """transformers finds them by itself in a single row alone, and lets those of several rows see each other."""
     model, ids = native_model(native).eval(), torch.randint(3, 97, (2, LENGTH))
@@ -241,7 +241,11 @@ def test_flex_attends_on_packed_rows_as_sdpa_does_under_a_dense_mask(kind, tiny_
         lambda *args, _compile=False, **options: made.append(make(*args, **options)) or made[-1],
     )
     fields = {"attention_pattern": ["sliding_attention"], "sliding_window": 150} if kind == "window" else {}
-    model = native_model("llama") if kind == "native" else AnyformerDecoderForCausalLM(tiny_config(**fields))
+    model = (
+        native_model("mistral_without_window")
+        if kind == "native"
+        else AnyformerDecoderForCausalLM(tiny_config(**fields))
+    )
     ids = torch.randint(3, 97, (2, 300))
     positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in ([100, 7, 193], [290, 10])])
     logits = []
