@@ -165,7 +165,7 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
                 model, fresh = load_merged(auto_class, name, **options)
                 missing = fresh
             else:
-                with engine.loading(config) as distributed:
+                with engine.loading(config, arguments.device) as distributed:
                     model, missing, fresh = load_shares(auto_class, name, distributed, **options)
             why = getattr(learns.data.labels, "new_head", "")  # in words
             head = head_of_classes(auto_class, config, arguments, trust) - missing if why else set()

@@ -8,7 +8,7 @@ from accelerate import PartialState
 from anyformer.pipelines.adapters import load_model
 from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSection
 from anyformer.pipelines.training.engines.loaded_shares import load_shares, read_shares
-from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh, distributed_config
+from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
 from processes import run_ranks
 from test_distributed import forget_the_parents_state
 from transformers import AutoConfig, modeling_utils, set_seed
@@ -59,7 +59,7 @@ def load_in_a_rank(auto_class, folder, shares, fields) -> tuple[int, bool, bool]
     engine = Mesh(TrainingSection("", parallelism=ParallelismSettings(**shares)))
     config = AutoConfig.from_pretrained(folder, **fields)
     set_seed(5)
-    with engine.loading(config) as distributed:
+    with engine.loading(config, torch.device("cpu")) as distributed:
         model, missing, fresh = load_shares(auto_class, folder, distributed, config=config, **options)
     model, read = engine.share(model, torch.device("cpu")), CountedSlice.read
     set_seed(5)
@@ -77,7 +77,7 @@ def load_in_a_rank(auto_class, folder, shares, fields) -> tuple[int, bool, bool]
     with torch.no_grad():
         for weight in model.parameters():
             weight.zero_()
-    read_shares(model, f"{folder}-again", distributed_config(engine.parallelism))
+    read_shares(model, f"{folder}-again")
     return read, as_loaded, is_whole()
 
 

@@ -184,8 +184,11 @@ class Engine:
         """Called before a model is built, when the process group of the arguments has started."""
 
     @contextmanager
-    def loading(self, config):
-        """A block that loads a checkpoint; gives the arguments of from_pretrained that split it over the processes."""
+    def loading(self, config, device):
+        """A block that loads a checkpoint; gives the arguments of from_pretrained that split it over the processes.
+
+        config: the model's. device: of this process.
+        """
         yield {}
 
     def share(self, model, device):

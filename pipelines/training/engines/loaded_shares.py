@@ -60,12 +60,11 @@ def whole_on_cpu(model, names: Iterable[str]) -> Iterator[list[nn.Module]]:
         share.detach().copy_(drawn)
 
 
-def read_shares(model, folder: Path, config) -> None:
-    """Give a split model the weights in a checkpoint's folder. config: the DistributedConfig that it is split by."""
+def read_shares(model, folder: Path) -> None:
+    """Give a split model the weights in a checkpoint's folder."""
+    how = {"dtype": model.dtype, "distributed_config": model.config.distributed_config}
     with silent():
-        read, info = type(model).from_pretrained(
-            folder, dtype=model.dtype, distributed_config=config, output_loading_info=True
-        )
+        read, info = type(model).from_pretrained(folder, output_loading_info=True, **how)
     if info["missing_keys"]:
         raise KeyError(f"{folder} lacks the weights {', '.join(sorted(info['missing_keys']))}")
     model.load_state_dict(read.state_dict())

@@ -56,7 +56,7 @@ class Mesh(Engine):
             )
 
     @contextmanager
-    def loading(self, config):
+    def loading(self, config, device):
         check_model_shares(self.parallelism, config)
         try:
             yield {"distributed_config": distributed_config(self.parallelism)} if self.parallelism.pp == 1 else {}
@@ -137,7 +137,7 @@ class Mesh(Engine):
 
             set_peft_model_state_dict(trainer.model, load_file(folder / ADAPTER_WEIGHTS))
         else:
-            read_shares(trainer.model, folder, distributed_config(self.parallelism))
+            read_shares(trainer.model, folder)
         return True
 
     def save_weights(self, trainer, folder: Path) -> bool:
