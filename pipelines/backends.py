@@ -26,6 +26,7 @@ ATTENTION = (
 EXPERTS = (AUTO, "eager", "anyformer_grouped", "grouped_mm", "batched_mm")
 # A kernel of the Hub as transformers reads it: owner/name, then a revision (@) and one of its functions (:).
 HUB_KERNEL = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?(:[\w.-]+)?")
+LEAST_FLEX_HEAD = 16  # channels of a head, the fewest that a GPU's matrix units multiply (torch's flex_attention)
 
 # Words in errors of transformers and torch that are about backends.
 ABOUT_BACKENDS = re.compile(r"(attn|attention|experts)[ _]implementation|flash|flex|grouped_mm|kernel", re.IGNORECASE)
@@ -108,36 +109,55 @@ def is_half(dtype) -> bool:
     return dtype in (torch.bfloat16, torch.float16)
 
 
-def backend_arguments(attention: str, experts: str, config, half: bool) -> dict[str, str]:
+def backend_arguments(attention: str, experts: str, config, half: bool, packed: bool = False) -> dict[str, str]:
     """The arguments that choose a model's backends; none where transformers' own choice is taken.
 
     attention, experts: as a recipe's model section names them. config: the model's, ours or native. half: whether it
-    computes in bf16 or fp16.
+    computes in bf16 or fp16. packed: whether its rows hold several documents.
     """
-    attention = fastest_attention(config, half) if attention == AUTO else attention
+    attention = fastest_attention(config, half, packed) if attention == AUTO else attention
     chosen = {"attn_implementation": attention, "experts_implementation": None if experts == AUTO else experts}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
-def fastest_attention(config, half: bool) -> str | None:
+def fastest_attention(config, half: bool, packed: bool = False) -> str | None:
     """Return the fastest backend of attention; None: the default of the model's class.
 
-    Models of ours on a GPU in half precision: an installed flash kernel that can compute them; else None, `anyformer`.
-    Native models: `anyformer` without a GPU if their class can use it; else None, which is sdpa, or eager without sdpa.
+    On a GPU: an installed flash kernel that can compute the model in half precision; else, for packed rows, flex, whose
+    mask has a bit for blocks of tokens, where that of sdpa has one for each pair of tokens; else None, `anyformer` for
+    models of ours, and for native models, of which packed rows alone are looked at, sdpa, or eager without sdpa.
+    Without a GPU: `anyformer`, also for native models if their class can use it.
     """
     import torch
     from anyformer.modeling.kernels import computes
     from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-    if config.model_type not in FAMILIES:
-        known = computes(type(config)) and not config.is_encoder_decoder  # not measured for these
-        return "anyformer" if known and not torch.cuda.is_available() else None
-    if not half or not torch.cuda.is_available():
+    is_ours = config.model_type in FAMILIES
+    packed = packed and not config.is_encoder_decoder  # not tried
+    if not torch.cuda.is_available():
+        known = not is_ours and computes(type(config)) and not config.is_encoder_decoder  # not measured for these
+        return "anyformer" if known else None
+    if not is_ours and not packed:
+        return None
+    if is_ours and attention_fault("flash_attention_2", config):  # then flex, too, would need a score of each pair
         return None
     hopper = torch.cuda.get_device_capability()[0] == 9  # the kernels of version 3 are written for it
     installed = {"flash_attention_3": hopper and is_flash_attn_3_available()}
     installed["flash_attention_2"] = is_flash_attn_2_available()
-    return next((name for name, is_there in installed.items() if is_there and not attention_fault(name, config)), None)
+    if half and (is_ours or computes(type(config), "_supports_flash_attn")):
+        chosen = next((name for name, is_there in installed.items() if is_there), None)
+        if chosen is not None:
+            return chosen
+    by_flex = packed and (is_ours or computes(type(config), "_supports_flex_attn")) and flex_computes(config)
+    return "flex_attention" if by_flex else None
+
+
+def flex_computes(config) -> bool:
+    """Whether flex has kernels for the heads of a model, which it trains without dropout of attention weights."""
+    text = config.get_text_config()
+    head = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    drops = any("att" in name and "drop" in name and value for name, value in text.to_dict().items())
+    return head >= LEAST_FLEX_HEAD and not drops
 
 
 def explain(error: Exception, chosen: dict[str, str], section: str = "model.") -> None:

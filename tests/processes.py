@@ -9,6 +9,7 @@ import inspect
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -170,6 +171,11 @@ def run_ranks(world_size: int, function, *args, folder: Path, env: dict | None =
         if p.code:
             raise RuntimeError(f"rank {rank} of {world_size} ended with {p.code}:\n{p.text()}")
     return [pickle.loads((folder / f"{rank}.pkl").read_bytes()) for rank in range(world_size)]
+
+
+def memory(name: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 def logged_losses(run: Path) -> list[float]:

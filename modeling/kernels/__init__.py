@@ -7,17 +7,17 @@ saved model, which runs sdpa where the package is absent.
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from .tiles import supports_sdpa, tiles_attention, tiles_mask
+from .tiles import supports_backend, tiles_attention, tiles_mask
 
 NAME = "anyformer"
 
 
-def computes(config_class: type) -> bool:
-    """Whether transformers' class of a config is known to compute its attention by a backend, and to run under sdpa."""
+def computes(config_class: type, supports: str = "_supports_sdpa") -> bool:
+    """Whether transformers' class of a config is known to compute its attention by a backend. supports: as below."""
     from transformers import MODEL_MAPPING
 
     try:
-        return config_class in MODEL_MAPPING and supports_sdpa(config_class)
+        return config_class in MODEL_MAPPING and supports_backend(config_class, supports)
     except ValueError:
         return False
 

@@ -74,7 +74,7 @@ def tiles_mask(
 
     Raises ValueError for a config whose class computes scores by code of its own, and would ignore the backend.
     """
-    if not supports_sdpa(type(rest.get("config"))):  # such a class may not know that no mask means a causal one
+    if not supports_backend(type(rest.get("config"))):  # such a class may not know that no mask means a causal one
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     goes_on = torch.is_tensor(q_offset) or q_offset or kv_offset or q_length != kv_length
@@ -99,8 +99,11 @@ def tiles_mask(
 
 
 @torch.compiler.assume_constant_result  # depends on classes only; graphs need not trace transformers' tables
-def supports_sdpa(config_class: type) -> bool:
-    """Whether transformers' class of a config runs under sdpa. Raises ValueError where it takes no backends."""
+def supports_backend(config_class: type, supports: str = "_supports_sdpa") -> bool:
+    """Whether transformers' class of a config runs under a backend. Raises ValueError where it takes none.
+
+    supports: the attribute by which a class says so.
+    """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING  # late: kernels/ is loaded before these tables
 
     mapped = MODEL_MAPPING.get(config_class, None) or MODEL_FOR_CAUSAL_LM_MAPPING.get(config_class, ())
@@ -111,7 +114,7 @@ def supports_sdpa(config_class: type) -> bool:
                 f"attn_implementation='anyformer': {model_class.__name__} computes its attention by itself, without "
                 f"transformers' AttentionInterface; load it with attn_implementation='eager'"
             )
-    return all(model_class._supports_sdpa for model_class in classes)
+    return all(getattr(model_class, supports) for model_class in classes)
 
 
 def make_tiles(seen, batch: int, length: int) -> MadeMask | None:

@@ -182,9 +182,9 @@ def peak_flops(device: torch.device, dtype: torch.dtype, again: bool = False) ->
 _measured: dict[tuple[str, torch.dtype, int], float] = {}  # once per process: it takes half a second
 
 
-def measured_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.5) -> float:
+def measured_flops(device: torch.device, dtype: torch.dtype, seconds: float = 0.5, size: int | None = None) -> float:
     """Best rate of square matrix products repeated for `seconds`, in FLOP/s; other processes may slow the rest down."""
-    size = 8192 if device.type == "cuda" else 1024
+    size = size or (8192 if device.type == "cuda" else 1024)
     # A separate generator: numbers taken from the global one would change the dropout of the current run.
     generator = torch.Generator(device).manual_seed(0)
     a = torch.randn(size, size, device=device, generator=generator).to(dtype)

@@ -50,7 +50,11 @@ def ladder(recipe: Recipe, widths: list[int], steps: list[int], load: Callable[[
         folder = Path(recipe.training.output_dir) / f"width-{width}-steps-{count}"
         sizes = in_width(recipe.model.fields, width, "--widths", OF_IT)
         settings = [f"model.{name}={value}" for name, value in sizes.items()]
-        settings += [f"training.max_steps={count}", setting("training.output_dir", str(folder))]
+        settings += [
+            f"training.max_steps={count}",
+            "training.max_tokens=null",
+            setting("training.output_dir", str(folder)),
+        ]
         name, values = f"width {width}, {counted(count, 'step')}", {"width": width, "steps": count}
         rungs.append(Member(name, folder, settings, values, load(settings)))
     return rungs

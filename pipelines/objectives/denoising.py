@@ -14,6 +14,7 @@ from .tokens import Tokens, need_tokens
 
 @dataclass
 class DenoisingSettings(TextSettings):
+    fills_rows = False
     infill_rate: float = doc(
         "text infilling: share of the tokens left out in spans, a mask token in place of each", 0.3, at_least=0, below=1
     )

@@ -4,8 +4,10 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
+from anyformer.modeling.attention_masks import document_ids_from_positions, flash_sequences
 from anyformer.modeling.families import FAMILIES
 
+from ..backends import is_flash
 from ..data.rows import Rows, packed_row
 from ..errors import UserError
 from ..positions import position_tables
@@ -27,6 +29,8 @@ def check_documents_apart(model, name: str, data: Data, splits: Iterable[Rows], 
     if config.model_type in FAMILIES or config.is_encoder_decoder or in_parts:
         return
     begin_behind_padding(model)
+    if is_flash(config._attn_implementation):
+        model.register_forward_pre_hook(with_borders, with_kwargs=True)
     if keeps_documents_apart(model, data.reads.collated(data, *packed_row(splits)).keys()):
         return
     raise UserError(
@@ -52,23 +56,34 @@ def begin_behind_padding(model) -> None:
         parent.register_forward_pre_hook(shift, with_kwargs=True)
 
 
+def with_borders(model, args: tuple, given: dict) -> tuple:
+    """Add the borders of packed documents to a model's inputs: flash kernels find them in a single row alone."""
+    positions, *others = (given.get(name) for name in ("position_ids", "attention_mask", "past_key_values"))
+    if positions is not None and others == [None, None]:
+        given = given | flash_sequences(document_ids_from_positions(positions), None)
+    return args, given
+
+
 @torch.no_grad()
 def keeps_documents_apart(model, sent: Collection[str] = ("input_ids", "position_ids")) -> bool:
     """Whether the second document of a row has the same logits, to the bit, behind two different first documents.
 
-    Of experts they are alike: how a product is rounded depends on how many tokens an expert gets. sent: names of the
-    inputs to pass.
+    Two such rows are read, since a kernel may know the documents of a single one. Of experts logits are alike: how a
+    product is rounded depends on how many tokens an expert gets. sent: names of the inputs to pass.
     """
     training = model.training
     model.eval()
     vocabulary = model.config.get_text_config().vocab_size
     ids = torch.arange(2 * PROBED_TOKENS, device=model.device)[None] % vocabulary
-    positions = torch.arange(PROBED_TOKENS, device=model.device)[None].repeat(1, 2)
+    ids = ids.repeat(2, 1)
+    positions = torch.arange(PROBED_TOKENS, device=model.device).repeat(2, 2)
+    half = torch.autocast(ids.device.type, torch.bfloat16, enabled=is_flash(model.config._attn_implementation))
     row = {"input_ids": ids, "position_ids": positions, "attention_mask": torch.ones_like(ids)}
     row = {name: x for name, x in row.items() if name in sent}
     exchanged = row | {"input_ids": torch.cat([(ids[:, :PROBED_TOKENS] + 1) % vocabulary, ids[:, PROBED_TOKENS:]], 1)}
     try:
-        with without_cache(model):  # transformers detects packed rows, by their positions, only where no cache is made
+        # transformers detects packed rows, by their positions, only where no cache is made
+        with half, without_cache(model):
             one, other = (model(**each).logits[:, PROBED_TOKENS:] for each in (row, exchanged))
     except TypeError:  # the model takes no position_ids
         return False

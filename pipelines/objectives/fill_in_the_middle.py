@@ -19,6 +19,7 @@ ADDED = 4  # tokens by which rearranging may lengthen a document: three sentinel
 
 @dataclass
 class FillInTheMiddleSettings(TextSettings):
+    fills_rows = False
     fim_rate: float = doc("share of the documents that are rearranged; the rest is read as it is", 0.5, **SHARE)
     spm_rate: float = doc("share of those with the suffix first; the others begin with the prefix", 0.5, **SHARE)
     shortest: int = doc("documents, or parts of them in a row, with fewer tokens stay as they are", 16, at_least=2)

@@ -31,6 +31,7 @@ def check_sentinels(objective: Objective, sentinels: Sequence[int], length: int,
 
 @dataclass
 class SpanCorruptionSettings(TextSettings):
+    fills_rows = False
     noise_density: float = doc("share of the tokens that is left out", 0.15, above=0, below=1)
     mean_span_length: float = doc("tokens per left-out span, on average", 3.0, at_least=1, at_most=2**20)
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 class TextSettings(ObjectiveSettings):
     """Settings of all objectives over plain text."""
 
+    fills_rows: ClassVar[bool] = True
     begins_documents: ClassVar[bool] = False  # the value of add_bos=null
 
     sequence_length: int = doc(

@@ -221,6 +221,10 @@ def _compose(data: dict, overrides: list[tuple[list[str], Any]], trust_remote_co
         checkpoint = recipe.teacher.name_or_path
     if checkpoint and not (final.get("tokenizer") or {}).keys() - {"chat_template"}:
         recipe = recipe.with_(tokenizer={"name_or_path": checkpoint})
+    if recipe.training.max_tokens is not None:
+        from .usual_rates import with_steps_of_tokens
+
+        recipe = with_steps_of_tokens(recipe)
     if "learning_rate" in left_open or (left_open and recipe.training.max_steps < 1):
         from .usual_rates import choose
 

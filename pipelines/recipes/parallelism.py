@@ -121,7 +121,7 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     apart = f"is not wired beside {words}; leave it out"
     rows = [
         ("ema_decay=", True, f"needs whole weights, and {words} shares them"),
-        ("torch_compile=", kind == MESH, f"is not wired beside {words}; set it to false"),
+        ("torch_compile=", settings.pp > 1, f"is not wired beside {words}; set it to false"),
         ("audit_samples=", shares_rows, f"is not wired beside {words}, whose rows lose their numbers"),
         ("label_smoothing_factor=", shares_rows or is_pipeline, apart),
         *((f"{name}=", is_pipeline, apart) for name in ("gradient_checkpointing", "fp16", "neftune_noise_alpha")),

@@ -28,7 +28,8 @@ class ModelSection:
     name_or_path: str | None = doc("start from this checkpoint, ours or native, instead of fresh weights")
     attn_implementation: str = doc(
         "what computes attention: eager, sdpa, flex_attention, flash_attention_2 (3, 4) or a kernel of the Hub "
-        "(owner/name); auto: on GPUs in half precision an installed flash kernel that can, else sdpa, else eager",
+        "(owner/name); auto: on GPUs in half precision an installed flash kernel that can, for packed rows else "
+        "flex_attention, else sdpa, else eager",
         "auto",
     )
     experts_implementation: str = doc(
@@ -45,7 +46,7 @@ class ObjectiveSettings(Frozen):
     epochs make fewer, there are more epochs. is_start_where_null: the setting whose null means the model from which the
     training starts; None: there is none. stratified_by: the column of the classes by which splits of the data can be
     stratified; None: there is none. weighs_by_train: whether the loss depends on the training rows, of which it counts
-    the classes.
+    the classes. fills_rows: whether each training row has sequence_length tokens.
     """
 
     share_of_usual_rate: ClassVar[float] = 1.0
@@ -53,6 +54,7 @@ class ObjectiveSettings(Frozen):
     is_start_where_null: ClassVar[str | None] = None
     stratified_by: ClassVar[str | None] = None
     weighs_by_train: ClassVar[bool] = False
+    fills_rows: ClassVar[bool] = False
 
     name: str = doc("what the model learns; `anyformer list` shows the names")
 
@@ -162,6 +164,12 @@ class TrainingSection:
     output_dir: str = doc("folder of the run: checkpoints, metrics, final model")
     seed: int = doc("the one seed: weights, data order, dropout", 42, at_least=0, at_most=2**32 - 1)
     max_steps: int = doc("optimizer steps; -1: as num_train_epochs says", -1, at_most=10**12)
+    max_tokens: int | None = doc(
+        "tokens of the training in place of max_steps, which becomes the least number of steps that reads so many, in "
+        "the batches and row lengths of the stages; null: as max_steps says",
+        at_least=1,
+        at_most=10**18,
+    )
     num_train_epochs: float | Literal["auto"] = doc(
         "passes over the data, where max_steps does not say; of a checkpoint, unless set, or auto: 3, of few rows more",
         1.0,

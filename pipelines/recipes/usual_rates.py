@@ -7,14 +7,17 @@ instructions or preferences they do not: it would know them by heart.
 """
 
 import json
+from bisect import bisect_left
 from pathlib import Path
 
 from ..errors import UserError
 from ..plugins import OBJECTIVES
 from ..words import counted, epochs_of
 from .schema import ObjectiveSettings, Recipe
+from .stage_plan import LENGTH, stages_of
 from .types import show
 
+MOST_STEPS = 10**12
 PRETRAINED_EPOCHS, MOST_EPOCHS = 3, 20  # of many examples and of few
 RATES = {
     "fresh weights": 1e-3,
@@ -55,7 +58,42 @@ def choose(recipe: Recipe, left_open: set[str]) -> Recipe:
         values["learning_rate"] = RATES[kind] * recipe.learned.share_of_usual_rate
     if "num_train_epochs" in left_open and recipe.training.max_steps < 1:
         values["num_train_epochs"] = 1.0 if recipe.model.name_or_path is None else "auto"
-    return recipe.with_(training=values, chosen={f"training.{name}": f"usual for {kind}" for name in values})
+    chosen = {f"training.{name}": f"usual for {kind}" for name in values}
+    return recipe.with_(training=values, chosen=recipe.chosen | chosen)
+
+
+def with_steps_of_tokens(recipe: Recipe) -> Recipe:
+    """The recipe with training.max_steps in place of training.max_tokens: the fewest steps that read so many tokens.
+
+    Raises UserError where the recipe leaves the tokens of a step open, or names a number of steps, too.
+    """
+    training = recipe.training
+    if training.max_tokens is None:
+        return recipe
+    where = f"training.max_tokens={training.max_tokens}"
+    if training.max_steps != -1:
+        raise UserError(
+            f"{where} and training.max_steps={training.max_steps} both say how long the run is; set max_tokens to "
+            f"null, or max_steps to -1"
+        )
+    if not recipe.learned.fills_rows:
+        raise UserError(
+            f"{where} needs rows of {LENGTH} tokens, and those of {recipe.learned.name} vary; set max_steps"
+        )
+    sections = recipe.stages or [training]
+    if training.global_batch_size is None and any(section.global_batch_size is None for section in sections):
+        raise UserError(f"{where} needs training.global_batch_size, the rows of a step over all processes; set it")
+
+    def tokens_of_step(recipe: Recipe) -> int:
+        return recipe.training.global_batch_size * getattr(recipe.learned, LENGTH)
+
+    def tokens(steps: int) -> int:
+        stages = stages_of(recipe.with_(training={"max_steps": steps}))
+        return sum(stage.steps * tokens_of_step(stage.recipe) for stage in stages) or steps * tokens_of_step(recipe)
+
+    steps = bisect_left(range(MOST_STEPS), training.max_tokens, key=tokens)
+    chosen = {"training.max_steps": f"the fewest that read {training.max_tokens:,} tokens"}
+    return recipe.with_(training={"max_steps": steps, "max_tokens": None}, chosen=recipe.chosen | chosen)
 
 
 def settled(recipe: Recipe, per_epoch: int | None) -> Recipe:

@@ -10,7 +10,7 @@ from transformers import AutoConfig
 from .. import positions
 from ..accounting.layers import freeze
 from ..accounting.lora import left_by_all_linear, with_lora
-from ..adapters import base_arguments, is_adapter, load_config, load_merged, load_model, words_of_base
+from ..adapters import base_arguments, is_adapter, load_config, load_merged, words_of_base
 from ..backends import AUTO, backend_arguments, check_got, explain
 from ..errors import CANNOT_LOAD, UserError, first_line, loading_reason
 from ..objectives.base import Objective
@@ -30,6 +30,7 @@ from ..transformers_logging import errors_only
 from .engines.deepspeed_engine import gathered, whole_weights
 from .engines.engine import Engine
 from .engines.late_weights import built_late
+from .engines.loaded_shares import load_shares, whole_on_cpu
 from .transfer import Scale, scale_new_weights, scales_of
 
 
@@ -71,7 +72,7 @@ def build_model(recipe: Recipe, data: Data, arguments, engine: Engine, quiet: bo
     objective, learns, speaks = data.objective, data.learns(), arguments.process_index == 0 and not quiet
     if recipe.model.name_or_path is None:
         config = model_config(recipe, data.tokenizer, learns.config_fields())
-        chosen = chosen_backends(recipe, config, arguments, engine)
+        chosen = chosen_backends(recipe, config, arguments, engine, is_packed(data))
         try:
             with whole_weights(arguments):
                 build = partial(getattr(transformers, objective.auto_class).from_config, config, **chosen)
@@ -116,8 +117,8 @@ def transferred(recipe: Recipe, data: Data, model) -> dict[str, Scale]:
     return scales_of(model, smaller, layers / base_layers)
 
 
-def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[str, str]:
-    """The arguments that build a model with the recipe's backends.
+def chosen_backends(recipe: Recipe, config, arguments, engine: Engine, packed: bool) -> dict[str, str]:
+    """The arguments that build a model with the recipe's backends. packed: whether its rows hold several documents.
 
     Raises UserError for flex_attention on a CPU, where torch has no gradients for it.
     """
@@ -127,7 +128,7 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine) -> dict[s
     attention = section.attn_implementation
     if attention == AUTO:
         attention = engine.attention or AUTO
-    return backend_arguments(attention, section.experts_implementation, config, half)
+    return backend_arguments(attention, section.experts_implementation, config, half, packed)
 
 
 def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engine: Engine, speaks: bool):
@@ -148,15 +149,14 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
             lora = recipe.training.lora
             dtypes = base_arguments("float32" if lora is None else lora.base, computed_dtype(recipe.training))
             options = {"config": config, "ignore_mismatched_sizes": True, **dtypes}
-            chosen = chosen_backends(recipe, config, arguments, engine)
+            chosen = chosen_backends(recipe, config, arguments, engine, is_packed(data))
             options |= trust | chosen
             if is_adapter(name):
                 model, fresh = load_merged(auto_class, name, **options)
                 missing = fresh
             else:
-                model, info = load_model(auto_class, name, output_loading_info=True, **options)
-                missing = {*info["missing_keys"]}
-                fresh = missing | {key for key, *_ in info["mismatched_keys"]}
+                with engine.loading(config, arguments.device) as distributed:
+                    model, missing, fresh = load_shares(auto_class, name, distributed, **options)
             why = getattr(learns.data.labels, "new_head", "")  # in words
             head = head_of_classes(auto_class, config, arguments, trust) - missing if why else set()
             draw_anew(model, head - fresh)
@@ -216,7 +216,7 @@ def draw_anew(model, names: set[str]) -> None:
     owners = {id(owner): owner for name in weights if (owner := model.get_submodule(name.rpartition(".")[0]))}
     for loaded in (*weights.values(), *owners.values()):
         write(loaded, "_is_hf_initialized", False)
-    with gathered([*weights.values()]), torch.no_grad():
+    with gathered([*weights.values()]), whole_on_cpu(model, names), torch.no_grad():
         for owner in owners.values():
             model._init_weights(owner)
 

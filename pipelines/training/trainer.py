@@ -366,7 +366,7 @@ class AnyformerTrainer(Trainer):
         if "loss" in logs:
             self.guard.check()
             logs.update(self.own_rates | self.engine.norms_of_parts())
-            logs.update(self.throughput.collect(self.accelerator.reduce))
+            logs.update(self.throughput.collect(self.accelerator.reduce, self.accelerator.gather))
             # Computed from the step's number, so that a resumed run needs no stored counts.
             logs.update({f"tokens_{name}": n for name, n in self.source_tokens(self.state.global_step).items()})
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))

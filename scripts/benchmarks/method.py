@@ -93,18 +93,7 @@ def cpu_seconds(variant: Callable) -> Timed:
     return with_clock(time.process_time, variant)
 
 
-def wall_seconds(variant: Callable) -> Timed:
-    return with_clock(time.perf_counter, variant)
-
-
-def gpu_seconds(variant: Callable) -> Timed:
-    """Time of one call by the GPU's own events."""
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    begin.record()
-    value = variant()
-    end.record()
-    end.synchronize()
-    return Timed(begin.elapsed_time(end) / 1e3, value)
+# -------------------------------------------------------------------------------------------------------- comparison
 
 
 def close(value, expected, tolerance: float) -> bool:

@@ -1,11 +1,19 @@
 """Laws of which token sees which: windows, strides, flash sequences, and masks that are not built."""
 
+import ctypes
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
 from anyformer.modeling.attention_blocks import block_sparse_mask_function
 from anyformer.modeling.attention_masks import CACHE, document_ids_from_positions, make_masks
+from anyformer.pipelines.objectives.documents_apart import keeps_documents_apart, with_borders
+from native_models import native_model
 from packaging.version import Version
+from processes import memory
+from transformers import masking_utils
+from transformers.integrations import flex_attention
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, create_chunked_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from watching import Watch, square
@@ -170,6 +178,22 @@ def reference_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None, ca
     return out
 
 
+def attend_by_reference(module, query, key, value, attention_mask, scaling, sliding_window=None, **kwargs):
+    """An attention function that gives the stub what transformers' own gives a kernel."""
+    assert attention_mask is None
+    assert kwargs["max_length_q"] >= (kwargs["cu_seq_lens_q"][1:] - kwargs["cu_seq_lens_q"][:-1]).max()
+    batch, _, length, _ = query.shape
+    flat = [x.transpose(1, 2).reshape(batch * length, x.shape[1], -1) for x in (query, key, value)]
+    # transformers hands flash kernels the window without the query's own token
+    window = (-1, -1) if sliding_window is None else (sliding_window - 1, 0)
+    borders = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
+    out = reference_varlen(*flat, *borders, scaling, causal=True, window_size=window)
+    return out.view(batch, length, query.shape[1], -1), None
+
+
+PACKED = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in ([7, 1, 16], [20, 4])])
+
+
 @pytest.mark.parametrize("name", ["flash_attention_2", "kernels-community/flash-attn2"])
 @pytest.mark.parametrize("with_padding", [False, True])
 @pytest.mark.parametrize(
@@ -177,36 +201,77 @@ def reference_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, softmax_scale=None, ca
 )
 def test_flash_kernels_get_the_documents_of_packed_rows(tiny_config, monkeypatch, fields, with_padding, name):
     """Up to the kernel's door: the same logits as sdpa when the kernel does what its signature says."""
-
-    def attend(module, query, key, value, attention_mask, scaling, sliding_window=None, **kwargs):
-        assert attention_mask is None
-        assert kwargs["max_length_q"] >= (kwargs["cu_seq_lens_q"][1:] - kwargs["cu_seq_lens_q"][:-1]).max()
-        batch, _, length, _ = query.shape
-        flat = [x.transpose(1, 2).reshape(batch * length, x.shape[1], -1) for x in (query, key, value)]
-        out = reference_varlen(
-            *flat,
-            kwargs["cu_seq_lens_q"],
-            kwargs["cu_seq_lens_k"],
-            scaling,
-            causal=True,
-            # transformers hands flash kernels the window without the query's own token
-            window_size=(-1, -1) if sliding_window is None else (sliding_window - 1, 0),
-        )
-        return out.view(batch, length, query.shape[1], -1), None
-
     model = AnyformerDecoderForCausalLM(tiny_config(**fields)).eval()
     ids = torch.randint(3, 97, (2, LENGTH), generator=torch.Generator().manual_seed(0))
-    lengths = [[7, 1, 16], [20, 4]]
-    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
     mask = torch.ones(2, LENGTH, dtype=torch.long)
     if with_padding:
         mask[0, -3:] = 0
-    options = {"position_ids": positions, "attention_mask": mask, "use_cache": False}
+    options = {"position_ids": PACKED, "attention_mask": mask, "use_cache": False}
     expected = model(ids, **options).logits
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, attend)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, name, attend_by_reference)
     masks = ALL_MASK_ATTENTION_FUNCTIONS._global_mapping
     monkeypatch.setitem(masks, name, masks["flash_attention_2"])  # as transformers registers a kernel of the Hub
     # Past the check for the installed package, which is all that setting it would add.
     model.config._attn_implementation_internal = name
     got = model(ids, **options).logits
     torch.testing.assert_close(got[mask.bool()], expected[mask.bool()], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("native", ["mistral_without_window", "mistral"])
+def test_flash_kernels_get_the_documents_of_several_packed_rows_of_a_native_model(native, monkeypatch):
+    """transformers finds them by itself in a single row alone, and lets those of several rows see each other."""
+    model, ids = native_model(native).eval(), torch.randint(3, 97, (2, LENGTH))
+    expected = model(ids, position_ids=PACKED, use_cache=False).logits
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", attend_by_reference)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    model.register_forward_pre_hook(with_borders, with_kwargs=True)
+    assert keeps_documents_apart(model)
+    got = model(ids, position_ids=PACKED, use_cache=False).logits
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ours", "window", "native"])
+def test_flex_attends_on_packed_rows_as_sdpa_does_under_a_dense_mask(kind, tiny_config, monkeypatch):
+    monkeypatch.setattr(flex_attention.WrappedFlexAttention, "__call__", lambda self: flex_attention.flex_attention)
+    made, make = [], masking_utils.create_block_mask
+    monkeypatch.setattr(
+        masking_utils,
+        "create_block_mask",
+        lambda *args, _compile=False, **options: made.append(make(*args, **options)) or made[-1],
+    )
+    fields = {"attention_pattern": ["sliding_attention"], "sliding_window": 150} if kind == "window" else {}
+    model = (
+        native_model("mistral_without_window")
+        if kind == "native"
+        else AnyformerDecoderForCausalLM(tiny_config(**fields))
+    )
+    ids = torch.randint(3, 97, (2, 300))
+    positions = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in ([100, 7, 193], [290, 10])])
+    logits = []
+    for name in ("sdpa", "flex_attention"):
+        model.eval().set_attn_implementation(name)
+        with torch.no_grad():
+            logits.append(model(ids, position_ids=positions, use_cache=False).logits)
+    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+    (mask,) = made  # one for all layers
+    assert mask.shape == (2, 1, 300, 300) and mask.sparsity() > (20 if kind == "window" else 5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the most memory of a process")
+def test_the_mask_of_a_packed_row_of_32k_tokens_is_never_one_bit_for_each_pair(tiny_config):
+    config, length = tiny_config(), 2**15
+    config._attn_implementation = "flex_attention"
+
+    def mask_of(length):
+        documents = torch.arange(length)[None] // 300
+        (mask,) = make_masks(config, torch.zeros(1, length, config.hidden_size), None, document_ids=documents).values()
+        return sum(x.nbytes for x in mask.as_tuple() if torch.is_tensor(x))
+
+    mask_of(512), mask_of(1024)  # compiled, once for all lengths
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    assert mask_of(length) < 2**21
+    assert memory("VmHWM") - before < length**2 / 8

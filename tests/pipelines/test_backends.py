@@ -1,6 +1,7 @@
 """Backends of attention and experts as settings of recipes and commands."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from golden_runs import losses_of, recipe_of
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
 
 import anyformer
 
@@ -136,7 +137,7 @@ def test_a_plug_ins_backend_is_known_by_its_name():
         check_attention("of_a_plug_in")
 
 
-def test_auto_is_an_installed_flash_kernel_on_a_gpu_in_half_precision_and_nothing_else(monkeypatch, tiny_config):
+def test_auto_on_a_gpu_is_a_flash_kernel_or_for_packed_rows_flex_and_nothing_else(monkeypatch, tiny_config):
     """A GPU and its packages are stood in for; which name is chosen, and for which models, is what is tested."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("transformers.utils.is_flash_attn_2_available", lambda: True)
@@ -145,9 +146,20 @@ def test_auto_is_an_installed_flash_kernel_on_a_gpu_in_half_precision_and_nothin
     for major, expected in ((9, "flash_attention_3"), (8, "flash_attention_2")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda major=major: (major, 0))
         assert backends.backend_arguments("auto", "auto", rotary, half=True) == {"attn_implementation": expected}
+    llama, drops = LlamaConfig(), GPT2Config()  # the latter drops weights of attention, which flex cannot
+    chosen = partial(backends.fastest_attention, packed=True)
+    for native in (llama, drops):
+        assert chosen(native, half=True) == "flash_attention_2"
+        assert backends.fastest_attention(native, half=True) is None
+    assert [chosen(config, half=False) for config in (rotary, alibi, llama, drops)] == [
+        None,
+        None,
+        "flex_attention",
+        None,
+    ]
+    assert chosen(tiny_config(head_dim=16), half=False) == "flex_attention"  # of the tiny model heads are narrower
     assert backends.backend_arguments("auto", "auto", alibi, half=True) == {}
     assert backends.backend_arguments("auto", "auto", rotary, half=False) == {}
-    assert backends.backend_arguments("auto", "auto", GPT2Config(), half=True) == {}
     assert backends.backend_arguments("eager", "batched_mm", alibi, half=True) == {
         "attn_implementation": "eager",
         "experts_implementation": "batched_mm",

@@ -72,7 +72,9 @@ def test_two_processes_train_what_one_trains_at_equal_global_batch(without_dropo
     """Also past the end of an epoch, whose last batch is not full."""
     few = "data.max_documents=3"
     single, expected, _ = alone(without_dropout, DOUBLED, few)
-    facts, losses, _ = ranks(2, without_dropout, few)
+    facts, losses, run = ranks(2, without_dropout, few)
+    last = [line for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()) if "loss" in line][-1]
+    assert {last["waiting_rank"], last["slowest_rank"]} <= {0, 1} and 0 < last["slowest_speed"] <= 1
     assert facts["data"]["train"]["rows"] % 8 and facts["data"]["train"]["rows"] < 128
     assert facts["engine"] == "DistributedDataParallel"
     assert_close(losses, expected)

@@ -1,7 +1,6 @@
 """Fresh models whose weights are drawn while processes share them: those of one process, and never whole in memory."""
 
 import ctypes
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from anyformer.pipelines.training.engines.fsdp import FSDP
 from anyformer.pipelines.training.engines.late_weights import built_late, fill, is_late
 from anyformer.pipelines.training.engines.mesh import Mesh
 from anyformer.pipelines.training.engines.pipeline import Stages
-from processes import run_ranks
+from processes import memory, run_ranks
 from test_distributed import forget_the_parents_state, needs_deepspeed, talk_by_gloo_alone
 from torch import nn
 from transformers import AutoConfig, AutoModel, set_seed
@@ -77,11 +76,6 @@ def test_a_model_whose_constructor_sets_weights_is_built_whole():
 # ------------------------------------------------------------------------------------------- memory of two processes
 
 LARGE = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 16, "tie_word_embeddings": False}
-
-
-def memory(name: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most."""
-    return int(re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 
 
 def section(**shares):

@@ -22,7 +22,7 @@ from processes import logged_losses
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed
 from torch.distributed.fsdp import CPUOffloadPolicy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.distributed import DistributedConfig
 
 pytestmark = pytest.mark.skipif(
@@ -33,6 +33,8 @@ UNTIED = DECODER | {"tie_word_embeddings": False}
 DEEP = DECODER | {"num_hidden_layers": 4}
 MIXTURE = {"family": "moe", "hidden_dropout": 0.0, "num_experts": 4, "intermediate_size": 48}
 MIXTURE |= {"router_aux_loss_coef": 0.01}
+LLAMA = {"vocab_size": 512, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 4, "max_position_embeddings": 64}
 QUICKSTART = ["training.optim=adamw"]
 
 
@@ -115,12 +117,16 @@ def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(tiny_recipe, ranks, alone):
+@pytest.mark.parametrize("native", [False, True])
+def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(native, tiny_recipe, ranks, alone, tmp_path):
     """From weights on disk, over accumulated batches, with validations in between."""
-    first = alone(tiny_recipe(model=DECODER, training=STEPS))[2]
+    first = start = alone(tiny_recipe(model=DECODER, training=STEPS))[2]
+    if native:  # whether it keeps documents apart is tried by a forward pass of all processes
+        start = tmp_path / "native"
+        AutoModelForCausalLM.from_config(LlamaConfig(**LLAMA)).save_pretrained(start)
     own = tiny_recipe("own", training=STEPS, evaluation={"every_steps": 4, "best_metric": "loss"})
-    own.write_text(yaml.safe_dump(yaml.safe_load(own.read_text()) | {"model": {"name_or_path": str(first)}}))
-    words = ["training.max_steps=12", "tokenizer={}"]
+    own.write_text(yaml.safe_dump(yaml.safe_load(own.read_text()) | {"model": {"name_or_path": str(start)}}))
+    words = ["training.max_steps=12", f"tokenizer={{name_or_path: {first}}}"]
     expected = alone(own, *words, "training.gradient_accumulation_steps=4")
     halves = "training.gradient_accumulation_steps=2"
     assert_same_run(ranks(2, own, *words, halves, "training.parallelism={dp_shard: 2}"), expected)
@@ -138,6 +144,14 @@ def test_gathers_in_bf16_and_shards_on_the_cpu_train_as_fsdp2_does(setting, most
     got = ranks(2, recipe, f"training.parallelism={{dp_shard: 2, {setting}: true}}")
     assert max(abs(a - b) for a, b in zip(got[1], plain[1], strict=True)) <= most
     assert most == 0 or got[1] != plain[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shares", ["{dp_shard: 2}", "{tp: 2}"])
+def test_layers_of_a_shared_model_that_are_compiled_train_as_those_that_are_not(shares, tiny_recipe, ranks):
+    recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 6})
+    words = f"training.parallelism={shares}", "training.torch_compile_backend=aot_eager"
+    assert_close(ranks(2, recipe, *words)[1], ranks(2, recipe, words[0])[1])
 
 
 @pytest.mark.slow
@@ -245,7 +259,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{tp: 2}", ["training.optim=lion_32bit"], "training.optim=lion_32bit looks at whole matrices"),
         ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
         ("{tp: 2}", ["training.deepspeed=zero2"], "training.deepspeed='zero2' and training.parallelism="),
-        ("{tp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
+        ("{pp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
     ],
 )
 def test_what_cannot_be_shared_is_one_sentence_when_the_recipe_is_read(shares, others, sentence):

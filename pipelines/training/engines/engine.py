@@ -183,6 +183,14 @@ class Engine:
     def start(self, arguments: "TrainingArguments") -> None:
         """Called before a model is built, when the process group of the arguments has started."""
 
+    @contextmanager
+    def loading(self, config, device):
+        """A block that loads a checkpoint; gives the arguments of from_pretrained that split it over the processes.
+
+        config: the model's. device: of this process.
+        """
+        yield {}
+
     def share(self, model, device):
         """The model, split over the processes by engines that split it when it is built. device: of this process."""
         return model

@@ -13,7 +13,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ...accounting.lora import is_adapted, plain
@@ -23,9 +23,9 @@ from ...patches import replaced
 from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_together, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
-from ..checkpoints.stored_weights import stored_weights
 from .engine import WAY_OUT, Engine, is_true
 from .late_weights import Sliced
+from .loaded_shares import read_shares
 
 OPTIMIZER_FOLDER = "optimizer_shards"
 SCHEDULER_FILE = "scheduler.pt"  # Trainer's name
@@ -55,12 +55,28 @@ class Mesh(Engine):
                 "it to false"
             )
 
+    @contextmanager
+    def loading(self, config, device):
+        check_model_shares(self.parallelism, config)
+        try:
+            yield {"distributed_config": distributed_config(self.parallelism)} if self.parallelism.pp == 1 else {}
+        except RuntimeError as error:  # torch has no plan for an operation
+            raise UserError(
+                f"{FIELD}={words_of(self.parallelism)} does not go with this model: {first_line(error)}"
+            ) from error
+
     def share(self, model, device):
-        """Split the model over the processes, which have all built it with the same weights.
+        """Split the model over the processes, which have all built it with the same weights, unless it was loaded so.
 
         Raises UserError for a model that cannot be split like this.
         """
         settings = self.parallelism
+        if mesh_of(model):
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()  # frees what a forward pass has gathered, such as that of check_documents_apart
+            check_shared(model, settings)
+            return model
         check_model_shares(settings, model.config)
         config = distributed_config(settings)
         # It warns about every tensor that is redistributed over two dimensions, which is normal on such a mesh.
@@ -121,8 +137,7 @@ class Mesh(Engine):
 
             set_peft_model_state_dict(trainer.model, load_file(folder / ADAPTER_WEIGHTS))
         else:
-            options = StateDictOptions(full_state_dict=True, strict=True)
-            set_model_state_dict(trainer.model, stored_weights(trainer.model, folder), options=options)
+            read_shares(trainer.model, folder)
         return True
 
     def save_weights(self, trainer, folder: Path) -> bool:

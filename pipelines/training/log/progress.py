@@ -17,7 +17,11 @@ from ...storage.atomic import write_atomically
 from ...storage.json_text import json_text
 from ...words import counted, human_time, short_metric
 
-FURTHER = {"mfu": "MFU {:.0%}", "data_share": "data {:.0%}", "memory_gb": "{:.1f} GB", "skipped_steps": "left out {}"}
+FURTHER = {"mfu": "MFU {mfu:.0%}", "data_share": "data {data_share:.0%}", "memory_gb": "{memory_gb:.1f} GB"}
+FURTHER |= {"skipped_steps": "left out {skipped_steps}"}
+# Of several processes.
+FURTHER |= {"waiting_rank": "data up to {most_data_share:.0%} (rank {waiting_rank})"}
+FURTHER |= {"slowest_rank": "slowest rank {slowest_rank} ({slowest_speed:.0%})"}
 
 
 def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
@@ -32,7 +36,7 @@ def describe(logs: dict, eta: float | None = None, width: int | None = None) -> 
         words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
     if eta is not None:
         words.append(f"ETA {human_time(eta)}")
-    words += [form.format(logs[name]) for name, form in FURTHER.items() if name in logs]
+    words += [form.format(**logs) for name, form in FURTHER.items() if name in logs]
     if "router_load_max" in logs:
         words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")
     while width is not None and len(words) > 1 and len("  ".join(words)) > width:

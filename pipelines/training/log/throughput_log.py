@@ -9,9 +9,13 @@ from contextlib import contextmanager
 import torch
 from transformers import TrainingArguments
 
-from ...accounting.flops import FlopCount, count_tokens, peak_flops
+from ...accounting.flops import FlopCount, count_tokens, measured_flops, peak_flops
 from ...accounting.lora import plain
 from ..losses.evaluation_sums import float64_device
+
+# How often a process measures its own speed, for how long, and by which matrix product.
+SECONDS_BETWEEN_PROBES, SECONDS_OF_PROBE = 60, 0.03
+PROBES, PROBE = {"cuda": (torch.bfloat16, 2048)}, (torch.float32, 512)
 
 
 class ThroughputLog:
@@ -31,6 +35,7 @@ class ThroughputLog:
         self._flop_count, self._peak = flop_count, None
         self.seconds = self.waited = 0.0
         self._clock, self._paused, self._loading = time.perf_counter(), 0.0, 0.0
+        self._speed, self._probed = 0.0, float("-inf")
 
     def start(self) -> None:
         """Called when training begins: starts the clock and resets the peak memory."""
@@ -65,10 +70,10 @@ class ThroughputLog:
         new, self._taken_flops = flops - self._taken_flops, flops
         return new
 
-    def collect(self, reduce: Callable) -> dict:
+    def collect(self, reduce: Callable, gather: Callable) -> dict:
         """Numbers for the log, since the last call. `data_share`: share of this process's time waiting for batches.
 
-        reduce: (tensor, "sum") -> its sum over all processes.
+        reduce: (tensor, "sum") -> its sum over all processes. gather: (1, N) -> (processes, N).
         """
         now = time.perf_counter()
         seconds = max(1e-9, now - self._clock - self._paused)
@@ -88,9 +93,26 @@ class ThroughputLog:
             "tokens_per_second": rate,
             **utilization,
             "data_share": min(1.0, share),
+            **({} if self.args.world_size == 1 else self._late(share, gather)),
             "memory_gb": peak_memory(self.args.device) / 1e9,
             "tokens": int(tokens),
         }
+
+    def _late(self, share: float, gather: Callable) -> dict:
+        """Which process waits longest for data, and which computes slowest: its speed as a share of the median's.
+
+        The speed is that of a matrix product, because in a step all processes wait for the slowest.
+        """
+        device = self.args.device
+        if time.perf_counter() - self._probed > SECONDS_BETWEEN_PROBES:
+            dtype, size = PROBES.get(device.type, PROBE)
+            self._speed = measured_flops(device, dtype, SECONDS_OF_PROBE, size)
+            self._probed = time.perf_counter()
+        here = torch.tensor([[min(1.0, share), self._speed / 1e9]], device=device)
+        waits, speeds = gather(here).cpu().unbind(1)
+        waiting, slowest = int(waits.argmax()), int(speeds.argmin())
+        rates = {"most_data_share": float(waits[waiting]), "waiting_rank": waiting, "slowest_rank": slowest}
+        return rates | {"slowest_speed": float(speeds[slowest] / speeds.quantile(0.5))}
 
     def facts(self) -> dict[str, float]:
         """For run.json: the seconds of training, and the share of them spent waiting for batches."""

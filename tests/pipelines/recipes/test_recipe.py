@@ -588,3 +588,36 @@ def test_training_arguments_read_from_source_are_the_real_ones():
     for file, enum in (("training_args.py", OptimizerNames), ("trainer_utils.py", SchedulerType)):
         assert introspection.enum_values(file, enum.__name__) == {member.value for member in enum}
     assert introspection.activation_names() == set(ACT2CLS)
+
+
+ROWS = ["training.max_steps=-1", "training.global_batch_size=8", "objective.sequence_length=64"]
+
+
+@pytest.mark.parametrize(
+    "stages, tokens, steps",
+    [
+        ("[]", 512 * 10, 10),
+        ("[]", 512 * 10 + 1, 11),
+        ("[{until: 0.5, global_batch_size: 4}, {until: 1.0, sequence_length: 128}]", 640 * 10, 10),
+        ("[{until: 6, global_batch_size: 4}, {until: 1.0}]", 6 * 256 + 512 * 7, 13),
+    ],
+)
+def test_tokens_are_the_fewest_steps_that_read_them_in_the_batches_and_lengths_of_the_stages(stages, tokens, steps):
+    recipe = load_recipe("quickstart", [*ROWS, f"stages={stages}", f"training.max_tokens={tokens}"])
+    assert (recipe.training.max_steps, recipe.training.max_tokens) == (steps, None)
+    assert f"{tokens:,} tokens" in recipe.chosen["training.max_steps"]
+    again = recipe_from_dict(recipe.to_dict())
+    assert again.to_dict() == recipe.to_dict() and again.training.max_steps == steps
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["training.max_steps=5"], "training.max_steps=5 both say how long the run is; set max_tokens to null, or"),
+        (["training.global_batch_size=null"], "needs training.global_batch_size"),
+        (["objective.name=fill_in_the_middle"], "needs rows of sequence_length tokens"),
+        (["stages=[{until: 99, global_batch_size: 4}, {until: 1.0}]"], "is above training.max_steps=62"),
+    ],
+)
+def test_tokens_whose_steps_the_recipe_leaves_open_are_refused(words, said):
+    assert said in sentence("quickstart", *ROWS, "training.max_tokens=6000", *words)

@@ -6,6 +6,7 @@ import math
 import shutil
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,9 @@ from anyformer.pipelines.recipes.row_words import Words
 from anyformer.pipelines.reporting.charts import layers_of
 from anyformer.pipelines.reporting.interpret import interpret, validations_of, with_interval
 from anyformer.pipelines.training.learning_rate import begin_above_zero
+from anyformer.pipelines.training.log.progress import describe
 from anyformer.pipelines.training.log.summary import print_result
+from anyformer.pipelines.training.log.throughput_log import ThroughputLog
 from family_variants import a_share
 from run_folders import lines_of
 from transformers import get_scheduler
@@ -206,6 +209,21 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_its_tracker(tracker, tiny_reci
         assert command("train", recipe, "training.max_steps=2", f"training.output_dir={other}") == 0
         assert len(tracked(tracker, run) | tracked(tracker, other)) == 2
         assert tracker != "wandb" or tracked(tracker, other) == {"chosen"}
+
+
+def test_of_several_processes_the_line_names_the_slowest_and_the_one_that_waits_longest_for_data():
+    args = SimpleNamespace(device=torch.device("cpu"), world_size=2, bf16=False, fp16=False)
+    log = ThroughputLog(args, flop_count=SimpleNamespace(layers=0))
+
+    def with_a_slow_one(here):
+        return torch.cat([here, torch.stack([torch.tensor([0.5, here[0, 1] / 3])])])
+
+    logs = log.collect(lambda x, _: x, with_a_slow_one)
+    assert logs["data_share"] == 0 and logs["slowest_speed"] == pytest.approx(0.5)
+    said = describe({"loss": 1.0, "learning_rate": 0.1} | logs)
+    assert said.endswith("data up to 50% (rank 1)  slowest rank 1 (50%)")
+    args.world_size = 1
+    assert "slowest_rank" not in log.collect(lambda x, _: x, with_a_slow_one)
 
 
 # ------------------------------------------------------------------------------------------------ what the end says
