@@ -22,7 +22,7 @@ class Patch:
 
 PATCHES = (
     Patch("_initialize_weights", "transformers.modeling_utils", "weights are recorded, and drawn later: late_weights"),
-    Patch("empty", "torch", "memory that no weight was written into shows as nan: checks/unwritten"),
+    Patch("empty", "torch", "memory that no weight was written into shows as nan: saving_law"),
     Patch("empty_like", "torch", "as empty"),
     Patch("save", "torch.export", "its writer aborts the process where the disk is full: serving/export_model"),
     Patch("save_only_model", "transformers.trainer", "Trainer refuses to save states of split models; Mesh saves them"),

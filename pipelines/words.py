@@ -111,8 +111,9 @@ def _shown(items: Sequence, what: str) -> Iterator:
             yield item
 
 
-def say(sentences: Iterable[str]) -> None:
+def say(sentences: str | Iterable[str]) -> None:
     """Print lines for the user on standard error, because programs may read the output; once for all processes."""
+    sentences = [sentences] if isinstance(sentences, str) else sentences
     for sentence in sentences if os.environ.get("RANK", "0") == "0" else ():
         print(f"anyformer: {sentence}", file=sys.stderr, flush=True)
 
@@ -120,7 +121,7 @@ def say(sentences: Iterable[str]) -> None:
 @cache
 def say_once(sentence: str) -> None:
     """Print a line on standard error, once in a process, and in one process of a run."""
-    say([sentence])
+    say(sentence)
 
 
 def is_shown() -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config, shipped_deepspeed
+from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config
+from anyformer.pipelines.recipes.recipe_files import shipped
 from processes import free_port, logged_losses
 from test_readme import README, arguments_parse, launch_parses, words_of
 
@@ -64,7 +65,7 @@ def test_accelerate_takes_each_shipped_file_and_starts_what_its_name_says(file, 
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", sorted(shipped_deepspeed()))
+@pytest.mark.parametrize("name", shipped("deepspeed", ".json"))
 def test_deepspeed_takes_each_shipped_file_with_fp32_masters_and_a_scaled_loss(name, precision):
     pytest.importorskip("deepspeed")
     from deepspeed.runtime.config import DeepSpeedConfig

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
-from ..reporting.console import wide_console
+from ..reporting.console import print_facts, wide_console
 from ..words import counted, say, short_number
-from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
+from .output import json_alone, plain_table, quoted, say_loading, say_next
 from .parser import add_json, add_price, add_recipe, at_least
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> None:
-    from ..experiments.story import is_story
     from ..recipes.preset_run import planned_recipe
+    from ..recipes.recipe_files import is_file_of
 
     devices = devices_of(args.devices or CPU)
     if not 0 < args.mfu <= 1:
@@ -49,7 +49,7 @@ def run(args) -> None:
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
     options = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
     options["stage"] = stage
-    if is_story(args.recipe):
+    if is_file_of(args.recipe, "stories", "steps"):
         _plan_story(args, devices, options)
         return
     notes: list[str] = []

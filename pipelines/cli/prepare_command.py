@@ -31,7 +31,7 @@ def run(args) -> None:
     say_loading()
     from ..data.account_words import came_in
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
-    from ..training.log.source_tokens import sources_of_run
+    from ..training.log.summary import sources_of_run
 
     begun = time.monotonic()
     if share is None:

@@ -7,8 +7,9 @@ from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
+from ..reporting.console import print_facts
 from ..storage.json_text import json_text
-from .output import print_facts, quoted, refuse_json, say_loading, say_next
+from .output import quoted, refuse_json, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of
 
 

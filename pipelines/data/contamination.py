@@ -12,8 +12,8 @@ from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.data_section import CleanSettings
-from ..recipes.recipe_files import shipped
-from ..recipes.suite_file import is_suite, read_suite
+from ..recipes.recipe_files import is_file_of, shipped
+from ..recipes.suite_file import read_suite
 from ..words import counted
 from .documents import Corpus, Limits
 from .examples import SourceCorpus
@@ -86,7 +86,7 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
     """
     corpora: dict[str, Corpus] = {}
     for name in clean.decontaminate:
-        if is_suite(name):
+        if is_file_of(name, "suites", "suite"):
             for task in read_suite(name).tasks:
                 corpora[f"{name}: {task.title}"] = _of_recipe(task.recipe, task.settings, task.split)
         elif name.endswith((".yaml", ".yml")) or name in shipped("recipes"):

@@ -107,11 +107,7 @@ class PreparedEvaluation:
 
 
 def evaluate_model(
-    recipe: Recipe,
-    split: str,
-    *,
-    max_examples: int | None = None,
-    picture: Path | None = None,
+    recipe: Recipe, split: str, *, max_examples: int | None = None, picture: Path | None = None
 ) -> Evaluation:
     """Evaluate the recipe's checkpoint on one split of its data.
 

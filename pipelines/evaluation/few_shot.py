@@ -94,8 +94,7 @@ def evaluate_few_shot(
             names, or numbers taken from the training labels.
         max_examples: the most questions to ask, spread over the split.
 
-    Raises:
-        UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
+    Raises UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
     began = Began.now(recipe)
     config, objective = open_config(recipe), objective_of(recipe).for_rows()
@@ -138,9 +137,6 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
         metrics, _ = compute_metrics(names, given, true, probabilities, tokenize=recipe.evaluation.bleu_tokenize)
     bounds = intervals(compared[0], metrics, recipe.evaluation.bootstrap, recipe.training.seed)
     return {"metrics": metrics, "intervals": bounds}
-
-
-# ------------------------------------------------------------------------------------------------- the prompt
 
 
 def question_template(reads: Reads, given: str | None) -> str:

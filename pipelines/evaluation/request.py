@@ -33,8 +33,7 @@ def evaluation_recipe(
         task: name or path of a recipe; None: the recipe of the run in whose folder the model is.
         overrides, notes, options: as load_recipe's.
 
-    Raises:
-        UserError: no such model, no recipe beside it where none is named, or as load_recipe.
+    Raises UserError: no such model, no recipe beside it where none is named, or as load_recipe.
     """
     place = locate_model(model)
     task = own_recipe(model, overrides) if task is None else task
@@ -187,8 +186,7 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     """The split to evaluate on: `wanted`, else the first of test and validation that the recipe has.
 
-    Raises:
-        UserError: the recipe has no such split.
+    Raises UserError: the recipe has no such split.
     """
     sections = sections_of(objective_of(recipe))
     available = [
@@ -227,12 +225,6 @@ def result_file(
     return folder / f"{'-'.join(part for part in parts if part)}.json"
 
 
-def check_one_process() -> None:
-    """Raise UserError under a launcher of several processes: each would measure, and write, everything."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("anyformer evaluate runs in one process; start it without torchrun or accelerate launch")
-
-
 def check_writable(path: Path, option: str = "--output") -> None:
     """Raise UserError where a result could not be written after the work is done."""
     where = path.parent if path.parent != Path("") else Path(".")
@@ -251,9 +243,3 @@ def check_predictions(recipe: Recipe, file: str | None) -> None:
     if not any(METRICS[name].load is not None for name in objective_of(recipe).metrics):
         raise UserError(f"--predictions {file}: TASK={recipe.name} compares no predictions with references; remove it")
     check_writable(Path(file), "--predictions")
-
-
-def check_shots(recipe: Recipe) -> None:
-    """Raise UserError where the task has no answers that a language model can be asked for."""
-    if not objective_of(recipe).for_rows().asks_for:
-        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")

@@ -11,7 +11,6 @@ from .data_section import sections_of
 from .introspection import check_beside
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
-from .types import show
 
 FIELD = "training.parallelism"
 SHARDED = ("dp_replicate", "dp_shard")  # they split weights, not the computation of a row
@@ -100,44 +99,38 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
 
 
-def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None:
-    """Raise UserError for LoRA with anything but FSDP2, which splits the frozen weights but not the adapter."""
-    for name in (*COUNTED, "ep"):
-        if name not in SHARDED and getattr(settings, name) > 1:
-            raise UserError(
-                f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {name}"
-            )
-    if merges:
-        raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
-
-
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     training = recipe.training
     words = f"{FIELD}={words_of(settings)}"
     kind = engine_of(settings)
-    deepspeed = training.extra.get("deepspeed")
-    fsdp = training.extra.get("fsdp")
-    if deepspeed is not None and kind != ULYSSES:
-        raise UserError(f"{words} and training.deepspeed={show(deepspeed)} exclude each other; set one of them to null")
-    if fsdp and kind != RING:
-        raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
+    other = f"and {words} exclude each other; set one of them to null"
+    check_beside("training", training, [("deepspeed=", kind != ULYSSES, other), ("fsdp=", kind != RING, other)])
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
         raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
     if training.lora is not None:
-        _check_lora(settings, words, training.lora.merge)
+        odd = [name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1]
+        if odd:  # FSDP2 splits the frozen weights but not the adapter
+            raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} has {odd[0]}")
+        if training.lora.merge:
+            raise UserError(f"training.lora.merge=true needs whole weights; {words} shares them; use anyformer merge")
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
     shares_rows = settings.sp * settings.cp > 1
+    is_pipeline = settings.pp > 1
+    apart = f"is not wired beside {words}; leave it out"
     rows = [
         ("ema_decay=", True, f"needs whole weights, and {words} shares them"),
         ("torch_compile=", kind == MESH, f"is not wired beside {words}; set it to false"),
         ("audit_samples=", shares_rows, f"is not wired beside {words}, whose rows lose their numbers"),
-        ("label_smoothing_factor=", shares_rows, f"is not wired beside {words}; leave it out"),
+        ("label_smoothing_factor=", shares_rows or is_pipeline, apart),
+        *((f"{name}=", is_pipeline, apart) for name in ("gradient_checkpointing", "fp16", "neftune_noise_alpha")),
     ]
     check_beside("training", training, rows)
-    if settings.pp > 1:
-        _check_pipeline(words, recipe)
+    if is_pipeline and WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
+        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
+    if is_pipeline and recipe.data.mixture:
+        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
     if shares_rows:
         _check_shared_rows(settings, words, recipe)
 
@@ -159,25 +152,13 @@ def _all_without(need: str) -> str:
     return " and ".join(sorted(name for name, learned in OBJECTIVES.items() if need not in learned.needs))
 
 
-def _check_pipeline(words: str, recipe: Recipe) -> None:
-    training = recipe.training
-    if WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
-        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
-    if recipe.data.mixture:
-        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
-    for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):
-        if value and name in ("gradient_checkpointing", "fp16", "label_smoothing_factor", "neftune_noise_alpha"):
-            raise UserError(f"training.{name}={show(value)} is not wired beside {words}; leave it out")
-
-
 def check_model_shares(settings: ParallelismSettings, config) -> None:
     """Raise UserError for a model that the settings cannot split. config: ours or native, or a namespace."""
     words = f"{FIELD}={words_of(settings)}"
     ours = getattr(config, "model_type", None) in FAMILIES
-    if settings.tp > 1 and (not ours or _splits_heads(config)):
-        _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "tp", settings.tp, words)
     if settings.tp > 1:
-        _check_divides(config, ("intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
+        of_heads = ("num_attention_heads", "num_key_value_heads") if not ours or _splits_heads(config) else ()
+        _check_divides(config, (*of_heads, "intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if settings.ep > 1:
         if not experts or (ours and "sparse" not in mlp_kinds(config)):

@@ -47,7 +47,7 @@ def run_part(name: str, device: str, tiny: bool) -> None:
         case = dataclasses.replace(case, clock=method.wall_seconds)
     print(method.HEADER)
     for shape in case.tiny_shapes() if tiny else case.shapes:
-        variants, timings = run.measure(case, shape, run.Setting(device), tiny=tiny)
+        variants, timings = run.measure(case, shape, device, tiny=tiny)
         for variant, step in variants.items() if device == "cuda" else ():
             print_use(variant, step, timings[variant].milliseconds / 1e3)
 

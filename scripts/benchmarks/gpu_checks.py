@@ -56,8 +56,6 @@ def laws(report: Report) -> None:
                 report.row(f"{variant}: {name}", result, f"{worst.what}{off} {worst.why}".strip())
 
 
-# ------------------------------------------------------------------------------------------- waiting for the device
-
 READS = {"masked": 2}  # waits allowed for a family: for the labelled positions and their number; others have none
 
 

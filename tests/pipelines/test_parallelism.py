@@ -244,7 +244,7 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{cp: 2}", ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"], "cp needs attention"),
         ("{tp: 2}", ["training.optim=lion_32bit"], "training.optim=lion_32bit looks at whole matrices"),
         ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
-        ("{tp: 2}", ["training.deepspeed=zero2"], "and training.deepspeed='zero2' exclude each other"),
+        ("{tp: 2}", ["training.deepspeed=zero2"], "training.deepspeed='zero2' and training.parallelism="),
         ("{tp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
     ],
 )

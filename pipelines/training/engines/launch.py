@@ -21,8 +21,9 @@ from importlib import resources
 from pathlib import Path
 
 from ...errors import UserError, did_you_mean
-from ...recipes.deepspeed_settings import shipped_deepspeed, zero_stage
+from ...recipes.deepspeed_settings import zero_stage
 from ...recipes.parallelism import MESH, check_processes, engine_of, processes_of, words_of
+from ...recipes.recipe_files import shipped
 from ...recipes.schema import Recipe
 from ...recipes.strict_yaml import parse_yaml
 from ...recipes.types import show
@@ -67,7 +68,7 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
 
 
 def engines() -> list[str]:
-    return ["ddp", *sorted(shipped_deepspeed()), "fsdp2", "mesh"]
+    return ["ddp", *shipped("deepspeed", ".json"), "fsdp2", "mesh"]
 
 
 def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]:

@@ -104,13 +104,6 @@ def parts(*texts):
     return [{"type": "text", "text": text} for text in texts]
 
 
-SHARE_GPT = [
-    {"from": "human", "value": "rain?"},
-    {"from": "gpt", "value": "", "tool_calls": TWO_CALLS},
-    {"from": "observation", "value": "7 mm"},
-    {"from": "gpt", "value": "much"},
-]
-SHARE_GPT_CALLS = [SHARE_GPT[0], {"from": "function_call", "value": json.dumps(flat(TWO_CALLS))}, *SHARE_GPT[2:]]
 FORMS = {
     "dicts": with_calls(TWO_CALLS),
     "empty": with_calls(TWO_CALLS, ""),
@@ -119,9 +112,6 @@ FORMS = {
     "calls as JSON": with_calls(json.dumps(TWO_CALLS)),
     "all as JSON": {"messages": json.dumps(WITH_CALLS), "tools": json.dumps([TOOL])},
     "tools one by one": {"messages": WITH_CALLS, "tools": [json.dumps(TOOL)]},
-    "ShareGPT": {"messages": SHARE_GPT},
-    "ShareGPT's function_call": {"messages": SHARE_GPT_CALLS},
-    "parts": {"messages": [user(parts("rain?")), *WITH_CALLS[1:2], result(parts("7 mm")), said(parts("much"))]},
     "other keys are null": with_calls(TWO_CALLS, weight=None, function_call=None),
     "prompt and completion": {"prompt": [user("rain?")], "completion": WITH_CALLS[1:]},
     "JSON texts": {"prompt": json.dumps([user("rain?")]), "completion": json.dumps(WITH_CALLS[1:])},

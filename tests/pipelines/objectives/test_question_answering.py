@@ -249,11 +249,11 @@ def test_a_model_learns_to_answer_and_is_measured_again_from_its_folder(tmp_path
 
 
 def answers_by_the_documentation(run, questions) -> list[tuple[str, str]]:
-    """(given, right) answers: the Python of docs/learning/spans.md asks the model."""
-    page = (Path(__file__).parents[3] / "docs" / "learning" / "spans.md").read_text()
+    """(given, right) answers: the Python of docs/learning/tasks.md asks the model."""
+    page = (Path(__file__).parents[3] / "docs" / "learning" / "tasks.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     names: dict = {}
-    exec(compile(block.replace("runs/squad_answers", str(run)), "spans.md", "exec"), names)
+    exec(compile(block.replace("runs/squad_answers", str(run)), "tasks.md", "exec"), names)
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     ask = partial(names["answer"], str(run), longest=8)
     return [(ask(row["question"], row["context"]), row["answers"]["text"][0]) for row in rows]
