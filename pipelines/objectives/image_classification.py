@@ -83,12 +83,12 @@ class ReadsClassedImages(ReadsImages):
 
     def collator(self, data: Data, packed: bool):
         """One collator for the rows of all splits: it augments marked rows alone, with others of the training rows."""
-        from ..images.augmentation import Augmentation, ImageCollator
+        from ..images.augmentation import ImageCollator
         from ..images.processors import normalisation
 
-        section, (mean, std) = self.settings, normalisation(data.processor, self.shape[0])
+        mean, std = normalisation(data.processor, self.shape[0])
         return ImageCollator(
-            Augmentation(section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha),
+            self.settings,
             store=data.rows["train"].store if "train" in data.rows else None,
             num_classes=len(data.labels.names),
             mean=mean,
