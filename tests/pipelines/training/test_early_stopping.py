@@ -96,7 +96,7 @@ def test_a_metric_of_written_answers_may_choose_the_best_one(tmp_path, command, 
 
 def test_a_metric_of_whole_texts_is_none_of_validations(tiny_recipe):
     evaluation = {"metrics": ["perplexity", "word_perplexity"], "best_metric": "word_perplexity", "every_steps": 3}
-    with pytest.raises(UserError, match=r"finished model alone; validations during training measure loss, perplexity$"):
+    with pytest.raises(UserError, match=r"is not measured during training; did you mean perplexity\?$"):
         load_recipe(str(tiny_recipe(evaluation=evaluation)))
 
 

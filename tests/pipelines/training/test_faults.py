@@ -104,7 +104,7 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_saved_ends_in_one_sentence(
     monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", save_pretrained)
     assert command("train", short_recipe) == 2
     sentence = capsys.readouterr().err.strip()
-    assert "\n" not in sentence and "data.cache_dir=" in sentence and "set it to a folder with space" in sentence
+    assert "\n" not in sentence and "data.cache_dir=" in sentence and "set a folder of yours with space" in sentence
     assert not hidden_files(tmp_path / "anyformer-cache")
 
 
@@ -463,5 +463,5 @@ def test_a_model_without_checkpoints_and_with_a_damaged_run_file_is_not_overwrit
     (run / "config.json").write_text("{}")
     (run / "run.json").write_text("null")
     assert command("train", short_recipe) == 2
-    assert "run.json cannot be read, and no checkpoint says" in capsys.readouterr().err
+    assert "run.json is damaged, and no checkpoint says" in capsys.readouterr().err
     assert (run / "run.json").read_text() == "null"
