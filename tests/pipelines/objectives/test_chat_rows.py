@@ -18,6 +18,7 @@ from anyformer.pipelines.serving.chat import converse
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import on_rows, random_decoder, task_recipe, write_lines
+from test_chats import said, user
 from tiny_tokenizers import of_bytes
 from transformers import AutoModelForCausalLM
 
@@ -68,14 +69,6 @@ TEMPLATES = {
     "parts": template(SAID.replace("content", "content[0].text") + END, "{{ m.content[0].text }}" + END),
 }
 TOGETHER = {"ChatML", "a mark at the very end, as by Phi-3's", "the next message ends an answer, as by GLM's", "parts"}
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def said(text, **keys):
-    return {"role": "assistant", "content": text, **keys}
 
 
 CALL = {"type": "function", "function": {"name": "rain", "arguments": {"place": "Oslo"}}}
