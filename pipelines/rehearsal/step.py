@@ -35,6 +35,9 @@ from ..training.trainer import AnyformerTrainer
 from .ledger import FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, Rates, StepFunctions, bytes_of
 from .result import Collective, Rehearsal
 
+# Nothing reads values, and no other process reads rows, which are all the same.
+QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}
+QUIET |= {"dataloader_num_workers": 0, "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None}
 NAMES = {"fsdp": "dp_shard"}  # transformers' names of a mesh's dimensions -> those of training.parallelism
 
 
@@ -53,7 +56,8 @@ def made_step(
         arguments = training_arguments(recipe, engine)
         micro_batches = arguments.gradient_accumulation_steps
         arguments.gradient_accumulation_steps = min(2, micro_batches)
-        arguments.logging_strategy, arguments.logging_first_step, arguments.save_strategy = "no", False, "no"
+        for name, value in QUIET.items():
+            setattr(arguments, name, value)
         rates = None if devices.bandwidth is None else Rates(devices.bf16, devices.fp32, devices.bandwidth)
         ledger = Ledger(fake, rates)
         watch = SecondStep(ledger, micro_batches, around)
