@@ -58,6 +58,7 @@ class Ledger(HeldBytes):
     {phase: number}; calls and sizes {(kind, dimension, members): number of collectives, their bytes: those that a rank
     has when all is gathered, or before anything is scattered}. times: how often what happens now happens in a step.
     dimensions: {name of a process group: of the mesh's dimension that it is}. vocabulary: the last sizes of the logits.
+    recomputes: whether layers are computed again in the backward pass.
     """
 
     def __init__(self, fake: FakeTensorMode | None, rates: Rates | None):
@@ -67,6 +68,7 @@ class Ledger(HeldBytes):
         self.alive, self.peak_alive, self.peak_in = Counter(), {}, ""
         self.flops, self.seconds, self.calls, self.sizes = Counter(), Counter(), Counter(), Counter()
         self.phase, self.place, self.times, self.vocabulary = FORWARD, "", 0, ()
+        self.recomputes = False
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -154,7 +156,7 @@ class Ledger(HeldBytes):
         """FLOPs, and the time of the operation: of its products, or of its memory where that takes longer."""
         formula = flop_registry.get(func._overloadpacket)
         flops = 0 if formula is None else formula(*args, **kwargs, out_val=out)
-        again = self.phase == BACKWARD and torch.is_grad_enabled()  # what checkpointing left out is computed again
+        again = self.recomputes and self.phase == BACKWARD and torch.is_grad_enabled()
         phase = "recomputed" if again else self.phase
         self.flops[phase] += self.times * flops
         if self.rates is None or func.is_view or func in collective_ops:

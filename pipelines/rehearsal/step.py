@@ -6,9 +6,11 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 from transformers import TrainerCallback, modeling_utils
@@ -60,7 +62,6 @@ def made_step(
             setattr(arguments, name, value)
         rates = None if devices.bandwidth is None else Rates(devices.bf16, devices.fp32, devices.bandwidth)
         ledger = Ledger(fake, rates)
-        watch = SecondStep(ledger, micro_batches, around)
         # transformers would compare the values of tied weights.
         during.enter_context(replaced(modeling_utils, _tied_params_are_equal=lambda *pair: True))
         engine.start(arguments)
@@ -68,11 +69,13 @@ def made_step(
         batch, mesh = planned_batch(recipe, objective, plain(model)), mesh_of(model)
         ledger.dimensions = dimensions_of(model)
         ledger.vocabulary = (batch.vocabulary, batch.vocabulary // mesh.get("tp", 1))
+        ledger.recomputes = recipe.training.gradient_checkpointing
         follow(plain(model), ledger)
         rows = SameRow(row_of(batch, plain(model), documents), 8 * arguments.train_batch_size * arguments.world_size)
         learns = objective.Learns(objective, Data(objective, objective.Reads(objective)))
         parts = {"section": recipe.training, "engine": engine, "learns": learns}
         trainer = AnyformerTrainer(model=model, args=arguments, train_dataset=rows, data_collator=together, **parts)
+        watch = SecondStep(ledger, micro_batches, around, lambda: trainer.model_wrapped)
         trainer.add_callback(watch)
         with ledger(), StepFunctions(ledger, of_gpus=not devices.is_cpu), suppress(Done):
             trainer.train()
@@ -99,6 +102,14 @@ def made_step(
         )
 
 
+def reduced(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook of DDP that sums a bucket of gradients: the fake process group's own answer is none that DDP reads."""
+    dist.all_reduce(bucket.buffer())
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 class Done(Exception):
     """The second step has been made."""
 
@@ -107,13 +118,17 @@ class SecondStep(TrainerCallback):
     """Lets a ledger count the second step of a training, and ends the training after it.
 
     micro_batches: of a step of the run, of which two are made at most: what the first does counts for all but the last.
-    around: makes a block for the step.
+    around: makes a block for the step. wrapped: gives the model as the trainer has wrapped it.
     """
 
-    def __init__(self, ledger: Ledger, micro_batches: int, around: Callable):
-        self.ledger, self.micro_batches, self.around = ledger, micro_batches, around
+    def __init__(self, ledger: Ledger, micro_batches: int, around: Callable, wrapped: Callable):
+        self.ledger, self.micro_batches, self.around, self.wrapped = ledger, micro_batches, around, wrapped
         self.weights = self.gradients = self.states = 0
         self.block = ExitStack()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.ledger.fake is not None and isinstance(self.wrapped(), DistributedDataParallel):
+            self.wrapped().register_comm_hook(None, reduced)
 
     def on_step_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         self.ledger.phase, self.ledger.place = FORWARD, ""
@@ -173,6 +188,8 @@ def built(
             model = with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
     if (why := without_logits(plain(model))) is not None:
         notes.append(why)
+    if ledger.fake is not None:
+        model.to = lambda *ignored, **options: model  # torch moves no fake weights, which are where they are to be
     return model
 
 
@@ -215,7 +232,10 @@ def dimensions_of(model) -> dict[str, str]:
 
 
 def follow(model, ledger: Ledger) -> None:
-    """Tell a ledger which layer is being computed, or its backward pass."""
+    """Tell a ledger which layer is being computed, or its backward pass, and which bytes are gradients."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: ledger.tell([local(p.grad)], GRADIENTS))
     stacks = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
     around = {"", *(name[:i] for name in stacks for i, letter in enumerate(name) if letter == ".")}
     for name, module in model.named_modules():
