@@ -36,6 +36,8 @@ TELLING = {
     "fsdp::chunk_cat_mixed_dtype": {"out": REDUCED},
     "c10d::_reduce_scatter_base_": {0: GRADIENTS, 1: REDUCED},
 }
+# Operations that return the tensor they get, of which torch's versions for tensors without values make another one.
+ALIASES = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
 
 
 class Ledger(HeldBytes):
@@ -100,6 +102,9 @@ class Ledger(HeldBytes):
         kwargs, is_collective = kwargs or {}, func in collective_ops
         if active_fake_mode() is not None or isinstance(func, HigherOrderOperator):  # DTensor asks for shapes
             return func(*args, **kwargs)
+        if self.fake is not None and func._schema.name in ALIASES:
+            func, kwargs, is_collective = torch.ops.aten.alias.default, {}, False
+            args = args[:1]
         out = func(*args, **kwargs) if self.fake is None or is_collective else self.computed(func, args, kwargs)
         if is_collective and func not in sync_ops:
             self.count_collective(func, args, out)

@@ -12,7 +12,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
 
 NEAR = 0.10  # of a peak: kernels of a CPU have memory of their own, which no operation shows
-WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE |= {"num_key_value_heads": 4, "max_position_embeddings": 256, "hidden_dropout": 0.0, "vocab_size": 2048}
 MIXTURE = WIDE | {"family": "moe", "num_experts": 4, "experts_implementation": "batched_mm"}
 LORA = "training.lora={r: 8}"
