@@ -61,8 +61,9 @@ def made_step(
         for name, value in QUIET.items():
             setattr(arguments, name, value)
         ledger = Ledger(fake, devices)
-        # transformers would compare the values of tied weights.
-        during.enter_context(replaced(modeling_utils, _tied_params_are_equal=lambda *pair: True))
+        if fake is not None:
+            during.enter_context(replaced(modeling_utils, _tied_params_are_equal=lambda *pair: True))
+            during.enter_context(replaced(torch.nn.Module, to=lambda module, *ignored, **options: module))
         engine.start(arguments)
         model = built(recipe, objective, devices, engine, arguments.device, ledger, notes)
         batch, mesh = planned_batch(recipe, objective, plain(model)), mesh_of(model)
@@ -186,8 +187,6 @@ def built(
             model = with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
     if (why := without_logits(plain(model))) is not None:
         notes.append(why)
-    if ledger.fake is not None:
-        model.to = lambda *ignored, **options: model  # torch moves no fake weights, which are where they are to be
     return model
 
 
