@@ -5,7 +5,7 @@ does with gathered weights.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from weakref import finalize
 
@@ -77,22 +77,27 @@ class Ledger(HeldBytes):
 
     def begin(self, kinds: Mapping[str, list[torch.Tensor]], times: int) -> None:
         """Begin to count a step: what is alive is of these kinds, and what is not named is other bytes."""
-        for entry in self.entries.values():
-            self.alive[entry[0]] -= entry[1]
-            self.alive[OTHER] += entry[1]
-            entry[0] = OTHER
+        self.rename({*self.alive}, OTHER)
         for kind, tensors in kinds.items():
             self.tell(tensors, kind)
         self.peak, self.peak_alive, self.peak_in, self.times = self.now, dict(self.alive), FORWARD, times
+
+    def rename(self, kinds: Collection[str], kind: str) -> None:
+        """Say that the bytes of some kinds are of another."""
+        for entry in self.entries.values():
+            if entry[0] in kinds:
+                self._move(entry, kind)
+
+    def _move(self, entry: list, kind: str) -> None:
+        self.alive[entry[0]] -= entry[1]
+        self.alive[kind] += entry[1]
+        entry[0] = kind
 
     def tell(self, tensors, kind: str) -> None:
         """Say of which kind the bytes of tensors are, whatever was thought before."""
         for x in tree_leaves(tensors):
             if isinstance(x, torch.Tensor):
-                entry = self.add(x.untyped_storage(), kind)
-                self.alive[entry[0]] -= entry[1]
-                self.alive[kind] += entry[1]
-                entry[0] = kind
+                self._move(self.add(x.untyped_storage(), kind), kind)
 
     # ---- an operation
 

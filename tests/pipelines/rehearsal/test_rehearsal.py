@@ -37,7 +37,7 @@ MESHES = {
     "packed": (2, "{dp_shard: 2}", WIDE, 4, []),
     "lora": (2, "{dp_shard: 2}", NATIVE, 1, [LORA, *OF_BASE]),
     "native": (2, "{dp_shard: 2}", NATIVE, 1, OF_BASE),
-    "accumulated": (2, "{dp_shard: 2}", WIDE, 1, ["training.gradient_accumulation_steps=3"]),
+    "accumulated": (2, "{dp_shard: 2}", WIDE, 1, ["training.gradient_accumulation_steps=2"]),
     "muon": (2, "{dp_shard: 2}", WIDE, 1, ["training.optim=muon"]),
 }
 
