@@ -58,9 +58,10 @@ def run(args) -> int:
             print(f"does not run: {error}\n{error.where}")
             return 1
         found = list(tried.values())[-1]
-        answer.append(found.to_dict() | {"runs": True, "tried": {words: one.to_dict() for words, one in tried.items()}})
+        answer.append(found.to_dict() | {"runs": True})
         rows = facts(found)
         if len(tried) > 1:
+            answer[-1]["tried"] = {words: one.to_dict() for words, one in tried.items()}
             rows = [("tried", "\n".join(f"{words}: {outcome(one)}" for words, one in tried.items())), *rows]
         if args.against:
             stage = "none" if args.launch == "ddp" else None

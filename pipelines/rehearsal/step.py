@@ -20,6 +20,7 @@ from ..accounting.layers import freeze
 from ..accounting.lora import plain, with_lora
 from ..accounting.step_memory import counted_backend, planned_batch, planned_config, planned_dtype
 from ..adapters import dtype_of_base
+from ..backends import AUTO
 from ..data.batch_keys import row_ids
 from ..likelihoods.without_logits import without_logits
 from ..objectives.base import Objective
@@ -164,13 +165,15 @@ def built(
 ):
     """The recipe's model as a run builds it, without the weights of a checkpoint; notes are added to `notes`."""
     config, lora = planned_config(recipe, objective, notes), recipe.training.lora
-    computed = planned_dtype(recipe.training, devices)
+    computed, experts = planned_dtype(recipe.training, devices), recipe.model.experts_implementation
+    backends = counted_backend(recipe, config, devices.is_cpu)
+    backends |= {} if experts == AUTO else {"experts_implementation": experts}
     build = partial(
         getattr(transformers, objective.auto_class).from_config,
         config,
         dtype=torch.float32 if lora is None else dtype_of_base(lora.base, computed),
         trust_remote_code=recipe.trust_remote_code,
-        **counted_backend(recipe, config, devices.is_cpu),
+        **backends,
     )
     if ledger.fake is None:
         model = built_late(build) if engine.builds_late else build()
