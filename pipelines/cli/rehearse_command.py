@@ -11,7 +11,7 @@ from .plan_command import four_digits, size_words, time_words
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
-    from ..rehearsal.result import Rehearsal
+    from ..rehearsal.rehearsed import Rehearsal
 
 
 def add_arguments(add_parser) -> None:

@@ -20,7 +20,7 @@ from ..recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import stages_of
 from ..transformers_logging import silent, unsaid
 from .fake_ranks import fake_ranks
-from .result import Rehearsal
+from .rehearsed import Rehearsal
 from .step import made_step
 
 # Folders of code -> those from which its files are named.

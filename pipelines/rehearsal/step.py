@@ -35,7 +35,7 @@ from ..training.engines.late_weights import built_late
 from ..training.engines.mesh import local, mesh_of
 from ..training.trainer import AnyformerTrainer
 from .ledger import ACTIVATIONS, FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, StepFunctions, bytes_of
-from .result import Collective, Rehearsal
+from .rehearsed import Collective, Rehearsal
 
 # Nothing reads values, and no other process reads rows, which are all the same.
 QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}
