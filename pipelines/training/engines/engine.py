@@ -148,8 +148,10 @@ class Engine:
             )
 
     def _check_parallelism(self) -> None:
-        """Raise UserError where training.parallelism needs another engine than this one."""
+        """Raise UserError where training.parallelism, or accelerate's launcher, asks for another engine than this."""
         if self.parallelism is None:
+            if is_true("ACCELERATE_USE_FSDP"):  # fsdp.py has removed it where the run is a training
+                raise UserError(f"accelerate launch was asked for FSDP, which only trains; write {WAY_OUT} fsdp2")
             return
         if engine_of(self.parallelism) == ULYSSES and self.name != "DeepSpeed":
             words = f"training.parallelism={words_of(self.parallelism)}"

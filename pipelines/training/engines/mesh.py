@@ -206,9 +206,9 @@ def distributed_config(settings: ParallelismSettings, in_bf16: bool):
 def tied_heads_together() -> Iterator[None]:
     """In the block transformers splits a head that is tied to the embeddings together with them.
 
-    It ties them later, and two groups of FSDP2 would gather the same weights and send a gradient each. Here they and the
-    last norm are in the group of the whole model, which gathers once, and sends gradients at the end of the backward
-    pass, however often the head is called.
+    It ties them later, and two groups of FSDP2 would gather the same weights and send a gradient each. Here they and
+    the last norm are in the group of the whole model, which gathers once, and sends gradients at the end of the
+    backward pass, however often the head is called.
     """
     from transformers.distributed import mixin
 
