@@ -16,6 +16,7 @@ from ...recipes.parallelism import MESH, ULYSSES, engine_of, sharing_rows, words
 from ...recipes.schema import LoraSettings, PartNorms, Recipe, TrainingSection
 
 if TYPE_CHECKING:
+    from accelerate.utils import AutocastKwargs
     from transformers import TrainingArguments
 
 # Set only by `accelerate launch`; other variables of accelerate are also set by transformers.
@@ -48,7 +49,7 @@ class Engine:
     reads_pickles = False  # whether its checkpoints are shards that are read with pickle
     loads_by_itself = False  # whether its library reads checkpoints without torch's safe loading
     repeats_weights = True  # whether a weight that is not split is the same in all processes
-    autocast = None  # accelerate's AutocastKwargs; None: as it does by itself
+    autocast: "AutocastKwargs | None" = None  # how accelerate enters it; None: as it does by itself
 
     def __init__(self, section: TrainingSection, trusts_checkpoints: bool = False):
         self.section, self.parallelism = section, section.parallelism
