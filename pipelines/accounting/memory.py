@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..errors import UserError, did_you_mean
 from ..recipes.deepspeed_settings import zero_stage
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of
+from ..recipes.parallelism import MESH, ULYSSES, engine_of
 from ..recipes.schema import TrainingSection
 
 FP32, HALF = 4, 2
@@ -21,8 +21,7 @@ class Sharing:
     launched_by: value of --launch. optimizer, gradients, weights: whether they are shared. by_deepspeed: whether
     weights and gradients are kept in the precision of the run, with fp32 copies of the weights in the optimizer, and
     matrices are flattened. draws_shares: whether each process draws a fresh model one layer at a time and keeps its
-    share. sends_shares: whether the first process draws it whole and sends the others theirs. loads_shares: whether
-    each process reads its share of a checkpoint. needs_gpus: whether DDP takes its place on a CPU.
+    share. loads_shares: whether each process reads its share of a checkpoint.
     """
 
     words: str
@@ -32,14 +31,11 @@ class Sharing:
     weights: bool = False
     by_deepspeed: bool = False
     draws_shares: bool = False
-    sends_shares: bool = False
     loads_shares: bool = False
-    needs_gpus: bool = False
 
-    def launcher(self, is_cpu: bool, machines: int) -> str:
-        """The value of --launch on CPUs or GPUs; for several machines, the file of configs/accelerate."""
-        replaced = (is_cpu and self.needs_gpus) or (machines > 1 and self.launched_by == MESH)
-        return "ddp" if replaced else self.launched_by
+    def launcher(self, machines: int) -> str:
+        """The value of --launch; for several machines, the file of configs/accelerate."""
+        return "ddp" if machines > 1 and self.launched_by == MESH else self.launched_by
 
     def host_memory(
         self, whole: int, share: int, processes: int, is_fresh: bool, adapted: bool
@@ -52,9 +48,6 @@ class Sharing:
             return None, ""
         if self.draws_shares and is_fresh:
             return processes * share, "whose processes each draw one layer at a time in fp32 and keep their shares"
-        if self.sends_shares and is_fresh and not adapted:
-            words = "of which the first process makes the whole model in fp32 and sends the others their shares"
-            return whole + (processes - 1) * share, words
         return processes * whole, "whose processes each make the whole model" + ("" if adapted else " in fp32")
 
 
@@ -64,21 +57,19 @@ STAGES = {
     "zero1": Sharing("ZeRO-1", "zero1", optimizer=True, by_deepspeed=True),
     "zero2": Sharing("ZeRO-2", "zero2", optimizer=True, gradients=True, by_deepspeed=True),
     "zero3": Sharing("ZeRO-3", "zero3", True, True, True, by_deepspeed=True, draws_shares=True, loads_shares=True),
-    "fsdp": Sharing("FSDP2", "fsdp2", True, True, True, sends_shares=True, needs_gpus=True),
+    "fsdp": Sharing("FSDP2", "fsdp2", True, True, True, draws_shares=True),
 }
 
 
 def stage_of(section: TrainingSection) -> str | None:
-    """How the recipe itself shares states, by training.parallelism, .fsdp or .deepspeed; None if it sets none.
+    """How the recipe itself shares states, by training.parallelism or .deepspeed; None if it sets none.
 
     Raises UserError for settings of DeepSpeed that cannot be read.
     """
     settings = section.parallelism
     if settings is not None:
         whole = "fsdp" if settings.dp_shard > 1 else "none"
-        return {ULYSSES: "zero3", RING: "fsdp", MESH: whole}[engine_of(settings)]
-    if section.extra.get("fsdp"):
-        return "fsdp"
+        return {ULYSSES: "zero3", MESH: whole}[engine_of(settings)]
     if section.extra.get("deepspeed") is None:
         return None
     stage = zero_stage(section)
@@ -91,7 +82,7 @@ def sharing_of(section: TrainingSection, stage: str) -> Sharing:
         return STAGES[stage]
     engine = engine_of(section.parallelism)
     draws_shares = STAGES[stage].draws_shares or engine == MESH
-    return replace(STAGES[stage], launched_by=engine, draws_shares=draws_shares, needs_gpus=False)
+    return replace(STAGES[stage], launched_by=engine, draws_shares=draws_shares)
 
 
 @dataclass(frozen=True)

@@ -404,7 +404,7 @@ def launch_command(name: str, section: TrainingSection, memory: Memory, devices:
     if devices.count == 1:
         return f"anyformer train {name}"
     machines = -(-devices.count // memory.per_node)
-    engine = sharing_of(section, memory.stage).launcher(devices.is_cpu, machines)
+    engine = sharing_of(section, memory.stage).launcher(machines)
     if machines == 1:
         return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
     numbers = f"--num_machines {machines} --num_processes {devices.count}"
