@@ -36,6 +36,11 @@ class Sharing:
     loads_shares: bool = False
     needs_gpus: bool = False
 
+    @property
+    def gathers(self) -> bool:
+        """Whether FSDP2 gathers weights and reduces gradients while a step runs."""
+        return self.weights and not self.by_deepspeed
+
     def launcher(self, is_cpu: bool, machines: int) -> str:
         """The value of --launch on CPUs or GPUs; for several machines, the file of configs/accelerate."""
         replaced = (is_cpu and self.needs_gpus) or (machines > 1 and self.launched_by == MESH)

@@ -7,23 +7,21 @@ from typing import Any
 
 import torch
 from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.lm_head import CHUNK_BYTES, CHUNK_SHARE
 from anyformer.modeling.traits import PLAIN, attention_kinds
 
 from ..adapters import NF4
 from ..errors import UserError
 from ..interop.matching import our_config
-from ..likelihoods.without_logits import NativeCausal
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import processes_of, sharing_rows, words_of
+from ..recipes.parallelism import MESH, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
 from ..recipes.schema import DataSection, Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, stages_of
 from ..words import short_number
-from .activations import Activations, Batch
+from .activations import Activations
 from .caches import CacheSize, cache_size, in_bits
 from .devices import Devices
 from .flops import FlopCount, active_parameters, peak_flops
@@ -79,8 +77,8 @@ class Memory:
 
     host_memory: what the processes of a machine, one for each of its per_node devices, take while they make the model;
     None if the devices are the host, or the engine loads a checkpoint in shares. host_words: what they make. plain,
-    checkpointed: activations without and with gradient checkpointing. logits: in fp32, whole and as they are made.
-    stages: all ways to share the states. stage: the one that is planned for.
+    checkpointed: activations without and with gradient checkpointing. stages: the ways to share the states that are
+    compared. stage: the one that is planned for.
     """
 
     device_memory: int
@@ -90,8 +88,6 @@ class Memory:
     checkpointing: bool
     plain: Activations
     checkpointed: Activations
-    logits: int
-    logits_at_a_time: int
     stages: list[StagePlan]
     stage: str
 
@@ -188,10 +184,13 @@ def plan_run(
     check_devices(section.parallelism, devices)
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes), devices)
     cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
-    step = step_memory(recipe, objective, model, devices, notes)
+    names = stages_to_show(section, devices, stage)
+    step = step_memory(recipe, objective, model, devices, notes, names)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
     sizes = planned_sizes(section, model, step, ranks)
-    memory = planned_memory(recipe, model, step, devices, sizes.rows, stage, min(per_node, devices.count))
+    stages = planned_stages(step, section, devices, sizes.rows, names)
+    stage = stage or first_that_fits(stages, tried_stages(section))
+    memory = planned_memory(recipe, step, devices, sizes.rows, (stages, stage), min(per_node, devices.count))
     time = planned_time(section, model, step, devices, sizes, mfu, until_trained)
     notes += planned_sources(recipe.data, sizes.tokens_per_step * time.steps)
     return Plan(
@@ -213,8 +212,8 @@ def planned_sizes(section: TrainingSection, model, step: StepMemory, ranks: int)
     tokens_per_row = (step.batch.tokens + step.batch.targets) * step.sequences
     return Sizes(
         model=type(model).__name__,
-        parameters=step.parameters,
-        trained_parameters=step.parameters - step.frozen,
+        parameters=model.num_parameters(),
+        trained_parameters=model.num_parameters(only_trainable=True),
         active_parameters=active_parameters(model),
         half=step.half,
         rows=rows,
@@ -226,29 +225,24 @@ def planned_sizes(section: TrainingSection, model, step: StepMemory, ranks: int)
 
 
 def planned_memory(
-    recipe: Recipe, model, step: StepMemory, devices: Devices, rows: int, stage: str | None, per_node: int
+    recipe: Recipe, step: StepMemory, devices: Devices, rows: int, chosen: tuple[dict, str], per_node: int
 ) -> Memory:
-    """The memory of a step with `rows` rows on each device. stage: as in plan_run."""
-    section = recipe.training
-    stages = planned_stages(step, section, devices, rows)
-    stage = stage or first_that_fits(stages, tried_stages(section))
+    """The memory of a step with `rows` rows on each device. chosen: by planned_stages, and the one that is taken."""
+    section, (stages, stage) = recipe.training, chosen
     host_memory, host_words = None, ""
     if not devices.is_cpu:
         whole = step.states("none", 1).weights
         share = -(-whole // sharers_of(section, devices)) + FP32 * step.block
         is_fresh, adapted = recipe.model.name_or_path is None, section.lora is not None
         host_memory, host_words = sharing_of(section, stage).host_memory(whole, share, per_node, is_fresh, adapted)
-    logits, logits_at_a_time = planned_logits(model, step.batch, rows * step.sequences)
     return Memory(
         device_memory=devices.memory,
         host_memory=host_memory,
         host_words=host_words,
         per_node=per_node,
         checkpointing=section.gradient_checkpointing,
-        plain=step.held(rows, False),
-        checkpointed=step.held(rows, True),
-        logits=logits,
-        logits_at_a_time=logits_at_a_time,
+        plain=step.held(rows, False, stage),
+        checkpointed=step.held(rows, True, stage),
         stages=list(stages.values()),
         stage=stage,
     )
@@ -278,24 +272,38 @@ def planned_stage(stage: Stage) -> Recipe:
     return recipe.with_(training={"max_steps": stage.steps})
 
 
-def planned_stages(step: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
-    """The plans of all ways to share states among the devices, by name."""
+def stages_to_show(section: TrainingSection, devices: Devices, stage: str | None) -> tuple[str, ...]:
+    """The ways to share states that are compared: those that the devices can take, beside the one that is asked for."""
+    if section.parallelism is not None:
+        return (stage,)
+    return tuple(STAGES) if devices.count > 1 else tuple(dict.fromkeys(("none", stage or "none")))
+
+
+def planned_stages(
+    step: StepMemory, section: TrainingSection, devices: Devices, rows: int, names: Sequence[str]
+) -> dict[str, StagePlan]:
+    """The plans of these ways to share states among the devices, by name."""
     sharers, plans = sharers_of(section, devices), {}
-    for name in STAGES:
+    for name in names:
         states = step.states(name, sharers)
-        total = states.total + step.held(rows, section.gradient_checkpointing).peak
-        most = [step.largest_rows(devices.memory - states.total, way) for way in (False, True)]
+        total = states.total + step.held(rows, section.gradient_checkpointing, name).peak
+        most = [step.largest_rows(devices.memory - states.total, way, name) for way in (False, True)]
         plans[name] = StagePlan(states, total, total <= devices.memory, *most)
     return plans
 
 
 def sharers_of(section: TrainingSection, devices: Devices) -> int:
     """How many devices share states."""
-    return devices.count if section.parallelism is None else devices.count // section.parallelism.dp_replicate
+    settings = section.parallelism
+    if settings is None:
+        return devices.count
+    return settings.dp_shard if engine_of(settings) == MESH else devices.count // settings.dp_replicate
 
 
 def first_that_fits(stages: dict[str, StagePlan], tried: Sequence[str]) -> str:
-    return next((name for name in tried if stages[name].fits), tried[-1])
+    """The first of these ways that fits, else the last that is there."""
+    there = [name for name in tried if name in stages]
+    return next((name for name in there if stages[name].fits), there[-1])
 
 
 def tried_stages(section: TrainingSection) -> tuple[str, ...]:
@@ -346,15 +354,6 @@ def planned_cache(
     return in_bits(size, bits, width)
 
 
-def planned_logits(model, batch: Batch, rows: int) -> tuple[int, int]:
-    """Bytes in fp32 of the logits of `rows` rows, and of the part of them that exists at a time."""
-    labelled = rows * round((batch.targets or batch.tokens) * batch.labelled)
-    logits = FP32 * labelled * batch.vocabulary
-    if model.config.model_type in FAMILIES or isinstance(model, NativeCausal):
-        return logits, min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
-    return logits, logits
-
-
 def planned_sources(data: DataSection, tokens: int) -> list[str]:
     """How many of the run's tokens come from each source; how often each is repeated depends on the data."""
     if not data.mixture or data.weights_by != "tokens":
@@ -373,7 +372,7 @@ def planned_time(
     per_row = float(FlopCount(model).of_batch(batch.inputs(model))) * step.sequences
     tokens_per_row = (batch.tokens + batch.targets) * step.sequences
     rate, source = peak_rate(devices, step.half)
-    steps, why = planned_steps(section, step.parameters, sizes.tokens_per_step, until_trained)
+    steps, why = planned_steps(section, sizes.parameters, sizes.tokens_per_step, until_trained)
     step_seconds = per_row * (sizes.tokens_per_step // tokens_per_row) / (rate * mfu)
     return Time(
         flops_per_token=round(per_row / tokens_per_row),
@@ -418,7 +417,8 @@ def advise(recipe: Recipe, step: StepMemory, memory: Memory, devices: Devices, r
     how = launch_command(name, section, memory, devices)
     most = plan.largest_rows_checkpointed if section.gradient_checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
-        stage, left = tried_stages(section)[-1], devices.memory - step.held(1, True).peak
+        stage = tried_stages(section)[-1] if section.parallelism is None else memory.stage
+        left = devices.memory - step.held(1, True, stage).peak
         needed = next((2**n for n in range(21) if step.states(stage, 2**n).total <= left), None)
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"

@@ -137,10 +137,10 @@ def print_plan(plan: "Plan") -> None:
     console = wide_console()
     print_facts(console, facts(plan))
     memory, columns = plan.memory, []
-    activations = memory.checkpointed if memory.checkpointing else memory.plain
     for row in memory.stages:
         states = row.states
-        sizes = (states.weights, states.gradients, states.optimizer, states.beside, activations.peak, row.total)
+        activations = row.total - states.total
+        sizes = (states.weights, states.gradients, states.optimizer, states.beside, activations, row.total)
         limits = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
         columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *limits])
     ways = [("* " if row.states.stage == memory.stage else "") + row.states.words for row in memory.stages]
@@ -181,10 +181,6 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(sizes.tokens_per_step, 'token')}"),
         ("activations", activations if plain.peak else "not counted"),
     ]
-    if memory.logits:
-        part = memory.logits_at_a_time
-        chunks = f"; made {size_words(part)} at a time" if part < memory.logits else ""
-        rows.append(("logits", f"{size_words(memory.logits)} in fp32{chunks}"))
     if plan.cache is not None:
         cache = plan.cache
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "
