@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from .layers import OUTERMOST
-from .memory import FP32
+from .memory import FP32, HALF
 
 
 def share_by_tp(model: nn.Module, size: int) -> nn.Module:
@@ -62,9 +62,13 @@ class Group:
     is_ahead: bool = False
     has_begun: bool = False
 
+    def gathered(self, half: bool) -> int:
+        """The bytes of its weights as they are gathered."""
+        return sum(p.numel() * (HALF if half else p.element_size()) for p in self.weights)
+
     @property
     def size(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.weights)
+        return self.gathered(half=False)
 
     @property
     def reduced(self) -> int:

@@ -5,11 +5,12 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.traits import PLAIN, attention_kinds
 
 from ..adapters import NF4
+from ..data.token_store import token_dtype
 from ..errors import UserError
 from ..interop.matching import our_config
 from ..objectives.base import Objective
@@ -18,18 +19,20 @@ from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
 from ..recipes.parallelism import MESH, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
-from ..recipes.schema import DataSection, Recipe, TrainingSection
+from ..recipes.schema import DataSection, ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, stages_of
-from ..words import short_number
+from ..words import counted, short_number
 from .activations import Activations
-from .caches import CacheSize, cache_size, in_bits
+from .caches import CacheSize, cache_size
 from .devices import Devices
 from .flops import FlopCount, active_parameters, peak_flops
 from .lora import check_lora, with_base
-from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, sharing_of, stage_of
+from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, stage_of
+from .messages import Collective, planned_messages
 from .step_memory import (
     StepMemory,
     built_without_weights,
+    optimizer_bytes,
     planned_batch,
     planned_config,
     planned_dtype,
@@ -39,6 +42,7 @@ from .step_memory import (
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
 SHOWN_STEPS = 1000  # if the recipe does not set the number
 PER_NODE = 8  # devices of a machine
+TOKENS_PER_SECOND = 500_000  # byte-level BPE on one core; MEASURED
 STAGES_TO_TRY = ("none", "zero2", "zero3")
 STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens the matrices that optimizers such as Muon need whole
 
@@ -75,15 +79,14 @@ class Sizes:
 class Memory:
     """Bytes of one device, and of a machine.
 
-    host_memory: what the processes of a machine, one for each of its per_node devices, take while they make the model;
-    None if the devices are the host, or the engine loads a checkpoint in shares. host_words: what they make. plain,
-    checkpointed: activations without and with gradient checkpointing. stages: the ways to share the states that are
-    compared. stage: the one that is planned for.
+    host_memory: what the processes of a machine, one for each of its per_node devices, take while they make the model,
+    or their shares of it one layer at a time; None if the devices are the host. plain, checkpointed: activations
+    without and with gradient checkpointing. stages: the ways to share the states that are compared. stage: the one that
+    is planned for.
     """
 
     device_memory: int
     host_memory: int | None
-    host_words: str
     per_node: int
     checkpointing: bool
     plain: Activations
@@ -111,6 +114,20 @@ class Time:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """Bytes. checkpoint: the saved weights and the optimizer's states, whole. checkpoints: all that are kept at a time.
+
+    token_store: of the tokens of the run; 0 for objectives without text. tokenising_hours: of one core, at
+    TOKENS_PER_SECOND.
+    """
+
+    checkpoint: int
+    checkpoints: int
+    token_store: int
+    tokenising_hours: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of a run; `anyformer plan --json` prints `to_dict()`.
 
@@ -123,6 +140,8 @@ class Plan:
     sizes: Sizes
     memory: Memory
     time: Time
+    disk: Disk
+    messages: list[Collective]
     cache: CacheSize | None
     advice: str
     hourly_price: float | None = None
@@ -141,7 +160,7 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain data without the groups of fields, including the totals of the stages."""
         fields = asdict(self)
-        for group in ("sizes", "memory", "time"):
+        for group in ("sizes", "memory", "time", "disk"):
             fields |= fields.pop(group)
         for row, stage in zip(fields["stages"], self.memory.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
@@ -155,7 +174,6 @@ def plan_run(
     *,
     stage: str | None = None,
     context: int | None = None,
-    cache_bits: int | None = None,
     mfu: float = 0.4,
     per_node: int = PER_NODE,
     until_trained: bool = False,
@@ -167,14 +185,13 @@ def plan_run(
     Args:
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
         context: tokens that the cache holds; None: as many as the model has positions, else the tokens of a row.
-        cache_bits: bits of a value in a quantised cache; None: the cache is not quantised.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
         per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
         price: of one device for an hour; None: no cost is computed.
         until_trained: if the recipe sets no steps, plan for 20 tokens per parameter (for presets).
     """
     if recipe.stages:
-        how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
+        how = {"context": context, "mfu": mfu, "per_node": per_node, "price": price}
         return plan_stages(recipe, partial(plan_run, devices=devices, until_trained=until_trained, **how), stage)
     check_lora(recipe)
     recipe = with_base(recipe, planned_dtype(recipe.training, devices))
@@ -183,7 +200,7 @@ def plan_run(
     objective, section, notes = objective_of(recipe), recipe.training, []
     check_devices(section.parallelism, devices)
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes), devices)
-    cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
+    cache = planned_cache(recipe, objective, model, devices, context, notes)  # first: may raise UserError
     names = stages_to_show(section, devices, stage)
     step = step_memory(recipe, objective, model, devices, notes, names)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
@@ -192,6 +209,8 @@ def plan_run(
     stage = stage or first_that_fits(stages, tried_stages(section))
     memory = planned_memory(recipe, step, devices, sizes.rows, (stages, stage), min(per_node, devices.count))
     time = planned_time(section, model, step, devices, sizes, mfu, until_trained)
+    if section.gradient_checkpointing and memory.chosen.fits and memory.chosen.largest_rows >= sizes.rows:
+        notes.append(f"training.gradient_checkpointing=true is not needed for {counted(sizes.rows, 'row')}")
     notes += planned_sources(recipe.data, sizes.tokens_per_step * time.steps)
     return Plan(
         name=recipe.name,
@@ -199,6 +218,8 @@ def plan_run(
         sizes=sizes,
         memory=memory,
         time=time,
+        disk=planned_disk(section, objective, model, sizes.tokens_per_step * time.steps),
+        messages=messages_of(section, step, sizes, stage, devices),
         cache=cache,
         advice=advise(recipe, step, memory, devices, sizes.rows),
         hourly_price=None if price is None else price * devices.count,
@@ -229,16 +250,11 @@ def planned_memory(
 ) -> Memory:
     """The memory of a step with `rows` rows on each device. chosen: by planned_stages, and the one that is taken."""
     section, (stages, stage) = recipe.training, chosen
-    host_memory, host_words = None, ""
-    if not devices.is_cpu:
-        whole = step.states("none", 1).weights
-        share = -(-whole // sharers_of(section, devices)) + FP32 * step.block
-        is_fresh, adapted = recipe.model.name_or_path is None, section.lora is not None
-        host_memory, host_words = sharing_of(section, stage).host_memory(whole, share, per_node, is_fresh, adapted)
+    whole, is_split = step.states("none", 1).weights, STAGES[stage].weights or section.parallelism is not None
+    share = -(-whole // sharers_of(section, devices)) + FP32 * step.block
     return Memory(
         device_memory=devices.memory,
-        host_memory=host_memory,
-        host_words=host_words,
+        host_memory=None if devices.is_cpu else per_node * (share if is_split else whole),
         per_node=per_node,
         checkpointing=section.gradient_checkpointing,
         plain=step.held(rows, False, stage),
@@ -319,13 +335,11 @@ def planned_cache(
     model,
     devices: Devices,
     context: int | None,
-    bits: int | None,
     notes: list[str],
 ) -> CacheSize | None:
     """The cache of generation; for a native model, that of our model with the same maths.
 
-    Raises UserError for a context that the model has no positions or no cache for, and for bits if transformers
-    cannot quantise the model's cache.
+    Raises UserError for a context that the model has no positions or no cache for.
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
     half = planned_dtype(recipe.training, devices) != torch.float32
@@ -344,14 +358,32 @@ def planned_cache(
         )
     if context is not None and size is None:
         raise UserError(f"--context={context} is of a cache, and {type(model).__name__} generates nothing; remove it")
-    if bits is None:
-        return size
-    if size is None or size.source_token or set(attention_kinds(config)) != {PLAIN}:
-        raise UserError(
-            f"--cache-bits={bits} is for decoders all of whose layers are full attention, which {type(model).__name__} "
-            f"is not: transformers quantises no other cache; remove it"
-        )
-    return in_bits(size, bits, width)
+    return size
+
+
+def planned_disk(section: TrainingSection, objective: Objective, model, tokens: int) -> Disk:
+    """What a run writes. tokens: of the run, as if none came twice."""
+    saved = model.num_parameters(only_trainable=section.lora is not None)
+    checkpoint = FP32 * saved * (1 + (section.ema_decay is not None)) + optimizer_bytes(section, model, [])
+    vocabulary = model.config.get_text_config().vocab_size if objective.tokens is not None else 0
+    return Disk(
+        checkpoint=checkpoint,
+        checkpoints=section.save_total_limit * checkpoint,
+        token_store=tokens * np.dtype(token_dtype(vocabulary)).itemsize if vocabulary else 0,
+        tokenising_hours=tokens / TOKENS_PER_SECOND / 3600 if vocabulary else 0.0,
+    )
+
+
+def messages_of(section: TrainingSection, step: StepMemory, sizes: Sizes, stage: str, devices: Devices) -> list:
+    """The collectives of a step; none are counted of DeepSpeed and of a pipeline."""
+    if STAGES[stage].by_deepspeed or sharing_rows(section.parallelism) > getattr(section.parallelism, "tp", 1):
+        return []
+    by_stage = {"dp_shard" if STAGES[stage].gathers else "dp_replicate": devices.count}
+    settings = section.parallelism or ParallelismSettings(**by_stage)
+    times = sizes.accumulation if section.parallelism or STAGES[stage].gathers else 1  # DDP sends once in a step
+    hidden = sizes.rows * step.sequences * sizes.tokens * step.part.config.get_text_config().hidden_size
+    width = HALF if step.half else FP32
+    return planned_messages(step.part, settings, step.half, hidden * width, section.gradient_checkpointing, times)
 
 
 def planned_sources(data: DataSection, tokens: int) -> list[str]:
@@ -403,10 +435,11 @@ def launch_command(name: str, section: TrainingSection, memory: Memory, devices:
     if devices.count == 1:
         return f"anyformer train {name}"
     machines = -(-devices.count // memory.per_node)
-    engine = sharing_of(section, memory.stage).launcher(devices.is_cpu, machines)
+    engine = STAGES[memory.stage].launched_by if section.parallelism is None else engine_of(section.parallelism)
     if machines == 1:
         return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
     numbers = f"--num_machines {machines} --num_processes {devices.count}"
+    engine = "ddp" if engine == MESH else engine
     return f"accelerate launch --config_file configs/accelerate/{engine}.yaml {numbers} scripts/train.py {name}"
 
 

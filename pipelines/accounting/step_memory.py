@@ -13,6 +13,7 @@ import torch
 import transformers
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import image_sides
+from torch import nn
 from transformers import AutoConfig
 
 from ..adapters import dtype_of_base, load_config
@@ -50,7 +51,7 @@ class StepMemory:
     of it under tp. moments: bytes of the optimizer's states. block: as `largest_block`. average: whether a moving
     average of weights is kept. sequences: the number that the model reads for one row. frozen: parameters that are not
     trained, kept in `frozen_bytes`. adapted: whether they are an adapter's base, whose copies in half precision are
-    activations.
+    activations. part: the model, or a rank's part of it.
     """
 
     batch: Batch
@@ -64,6 +65,7 @@ class StepMemory:
     frozen: int = 0
     frozen_bytes: int = 0
     adapted: bool = False
+    part: nn.Module | None = None
 
     def held(self, rows: int, checkpointing: bool, stage: str = "none") -> Activations:
         """The activations of a step with `rows` rows; 0 bytes if they cannot be counted."""
@@ -150,6 +152,7 @@ def step_memory(
         frozen=sum(p.numel() for p in part.parameters() if not p.requires_grad),
         frozen_bytes=frozen_bytes(part),
         adapted=section.lora is not None,
+        part=part,
     )
 
 

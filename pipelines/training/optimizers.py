@@ -4,15 +4,19 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
 from ..precision import prefers_bf16
 from ..recipes.optimizer_rows import OwnOptimizer
 from ..words import short_number
-from .engines.split_matrices import Split, matrices_of, split_of
+
+if TYPE_CHECKING:  # these load Trainer, and it PEFT, which `anyformer plan` does not need
+    from transformers import TrainingArguments
+
+    from .engines.split_matrices import Split
 
 # Matrices of equal shape are stacked up to this many numbers at a time, which bounds the memory for their copies.
 MOST_NUMBERS = 1 << 24
@@ -40,6 +44,8 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure=None):
+        from .engines.split_matrices import matrices_of, split_of
+
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -68,7 +74,7 @@ class BatchedMuon(torch.optim.Muon):
         gradients: tuple,
         buffers: tuple,
         shape: torch.Size,
-        split: Split | None,
+        split: "Split | None",
         group: dict,
         is_transposed: bool,
     ):
@@ -200,7 +206,7 @@ def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.
 class Muon(OwnOptimizer):
     """`optim: muon`: Muon trains the hidden matrices at muon_learning_rate, AdamW the rest at learning_rate."""
 
-    def build(self, model, decayed: set[str], arguments: TrainingArguments) -> MuonWithAdamW:
+    def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> MuonWithAdamW:
         return build_muon(
             model,
             decayed,
