@@ -23,6 +23,7 @@ VERBS = {
     "prepare": "tokenise and pack the data of a recipe; nothing is trained",
     "preview": "show real training rows of a recipe; nothing is trained",
     "plan": "parameters, memory per device, FLOPs and days of a run; no data is touched",
+    "rehearse": "make one step of a run as a device of a cluster would, without values: memory, messages, FLOPs",
     "scaling": "train a ladder of sizes and fit the law of their losses",
     "sweep": "train a recipe with every combination of some settings, and compare the runs",
     "evaluate": "measure a saved model on a task or a suite of tasks, or compare two models",

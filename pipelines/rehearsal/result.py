@@ -1,0 +1,107 @@
+"""What a rehearsal finds: bytes, FLOPs and collectives of a step of one rank; times that follow by data sheets."""
+
+from dataclasses import asdict, dataclass, field
+
+from ..accounting.devices import Devices
+
+WAITED_FOR = ("tp", "ep")  # dimensions whose messages a layer waits for; those of others travel beside the computation
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind over one dimension of the mesh, in a step of one rank.
+
+    bytes: of all together, those that a rank has when all is gathered, or before anything is scattered.
+    ranks: of the group.
+    """
+
+    kind: str
+    dimension: str
+    count: int
+    bytes: int
+    ranks: tuple[int, ...]
+
+    def seconds(self, devices: Devices, per_node: int) -> float:
+        """At the rates of the data sheet, as rings: a rank sends all but its own share, in an all_reduce twice.
+
+        On several machines each of a machine's ranks of the group has its own network card.
+        """
+        members, nodes = len(self.ranks), len({rank // per_node for rank in self.ranks})
+        rate = devices.link if nodes == 1 else min(devices.link, devices.network * members / nodes)
+        return self.bytes * (members - 1) / members * (2 if self.kind == "all_reduce" else 1) / rate
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a step of rank 0 takes, all its micro-batches together.
+
+    mesh: {dimension: ranks}. alive: {what: bytes} at the peak, which comes in `peak_in`, such as "backward lm_head".
+    flops: {"forward", "backward", "recomputed": number}. seconds: {"products", "memory": s} that operations take at the
+    rates of the data sheet, bound by their products or by their memory; {} where the devices' rates are not known.
+    """
+
+    model: str
+    parameters: int
+    devices: Devices
+    mesh: dict[str, int]
+    rows: int
+    tokens: int
+    accumulation: int
+    half: bool
+    peak_bytes: int
+    peak_in: str
+    alive: dict[str, int]
+    weights_bytes: int
+    gradients_bytes: int
+    states_bytes: int
+    flops_of: dict[str, int]
+    seconds_of: dict[str, float]
+    collectives: list[Collective]
+    per_node: int = 8
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def flops(self) -> int:
+        return sum(self.flops_of.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.peak_bytes <= self.devices.memory
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Seconds of a step: of products, of memory, of messages that are waited for, and of those beside."""
+        times = {"products": 0.0, "memory": 0.0} | self.seconds_of | {"waited for": 0.0, "beside": 0.0}
+        for each in self.collectives:
+            waits = "waited for" if each.dimension in WAITED_FOR else "beside"
+            times[waits] += each.seconds(self.devices, self.per_node)
+        return times
+
+    @property
+    def step_seconds(self) -> float:
+        times = self.times
+        return max(times["products"] + times["memory"] + times["waited for"], times["beside"])
+
+    @property
+    def bound_by(self) -> str:
+        """What takes most of the time of a step."""
+        times = self.times
+        messages = times["waited for"] + times["beside"]
+        if times["beside"] < times["products"] + times["memory"] + times["waited for"]:
+            messages = times["waited for"]
+        parts = {"matrix products": times["products"], "the devices' memory": times["memory"], "messages": messages}
+        return max(parts, key=parts.get)
+
+    @property
+    def mfu(self) -> float:
+        """The share of the devices' peak that forward and backward take in a step, without what is recomputed."""
+        rate = self.devices.bf16 if self.half else self.devices.fp32
+        return (self.flops - self.flops_of.get("recomputed", 0)) / (rate * self.step_seconds)
+
+    def to_dict(self) -> dict:
+        found = asdict(self) | {"devices": str(self.devices), "fits": self.fits, "flops": self.flops}
+        for each in found["collectives"]:
+            each["ranks"] = len(each["ranks"])
+        if not self.seconds_of:
+            return found
+        return found | {name: getattr(self, name) for name in ("times", "step_seconds", "bound_by", "mfu")}
