@@ -17,6 +17,7 @@ from ..accounting.activations import Batch
 from ..accounting.devices import Devices
 from ..accounting.layers import freeze
 from ..accounting.lora import plain, with_lora
+from ..accounting.messages import Collective
 from ..accounting.step_memory import counted_backend, planned_batch, planned_config, planned_dtype
 from ..adapters import dtype_of_base
 from ..data.batch_keys import row_ids
@@ -33,7 +34,7 @@ from ..training.engines.late_weights import built_late
 from ..training.engines.mesh import local, mesh_of
 from ..training.trainer import AnyformerTrainer
 from .ledger import FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, Rates, StepFunctions, bytes_of
-from .result import Collective, Rehearsal
+from .result import Rehearsal
 
 NAMES = {"fsdp": "dp_shard"}  # transformers' names of a mesh's dimensions -> those of training.parallelism
 
