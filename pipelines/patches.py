@@ -31,6 +31,11 @@ PATCHES = (
     Patch("_tp_size", "transformers.modeling_utils", "accelerate would share rows by it; Mesh.share_rows does"),
     Patch("distributed_config", "transformers.modeling_utils", "Mesh has gathered the weights that are saved"),
     Patch(
+        "apply_fully_sharded_data_parallelism",
+        "transformers.distributed.mixin",
+        "a tied head is split together with the embeddings: mesh",
+    ),
+    Patch(
         "_is_distributed_loading_by_transformers",
         "transformers.distributed.mixin",
         "Trainer would wrap a stage in DDP, which is for processes with the same weights: pipeline",

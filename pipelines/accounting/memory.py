@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import UserError, did_you_mean
 from ..recipes.deepspeed_settings import zero_stage
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of
+from ..recipes.parallelism import MESH, ULYSSES, engine_of
 from ..recipes.schema import TrainingSection
 
 FP32, HALF = 4, 2
@@ -47,16 +47,14 @@ STAGES = {
 
 
 def stage_of(section: TrainingSection) -> str | None:
-    """How the recipe itself shares states, by training.parallelism, .fsdp or .deepspeed; None if it sets none.
+    """How the recipe itself shares states, by training.parallelism or .deepspeed; None if it sets none.
 
     Raises UserError for settings of DeepSpeed that cannot be read.
     """
     settings = section.parallelism
     if settings is not None:
         whole = "fsdp" if settings.dp_shard > 1 else "none"
-        return {ULYSSES: "zero3", RING: "fsdp", MESH: whole}[engine_of(settings)]
-    if section.extra.get("fsdp"):
-        return "fsdp"
+        return {ULYSSES: "zero3", MESH: whole}[engine_of(settings)]
     if section.extra.get("deepspeed") is None:
         return None
     stage = zero_stage(section)

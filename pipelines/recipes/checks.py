@@ -55,7 +55,7 @@ OWNED_ARGUMENTS = {
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),
         "SIGTERM always saves a checkpoint": ("enable_jit_checkpoint",),
-        "use training.parallelism": ("parallelism_config",),
+        "use training.parallelism, such as {dp_shard: 8} for FSDP2": ("parallelism_config", "fsdp", "fsdp_config"),
         "set publish.repo_id: the finished model is published once, with its card": (
             "push_to_hub",
             "hub_model_id",
@@ -99,7 +99,6 @@ SCHEDULE_BOUNDS = {
 READ_WITH = {
     "dataloader_prefetch_factor": "dataloader_num_workers",
     "dataloader_persistent_workers": "dataloader_num_workers",
-    "fsdp_config": "fsdp",
     "gradient_checkpointing_kwargs": "gradient_checkpointing",
     "liger_kernel_config": "use_liger_kernel",
 }

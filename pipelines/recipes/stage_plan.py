@@ -141,7 +141,7 @@ def _check_around(recipe: Recipe) -> None:
             raise UserError(f"{setting}={show(value)} is of passes over rows of one length; with stages, set a number")
     for name, why in (("sp", "whose loader cannot change"), ("pp", "which passes on batches of one shape")):
         if training.parallelism is not None and getattr(training.parallelism, name) > 1:
-            raise UserError(f"stages do not go with training.parallelism.{name}, {why}; use dp_shard, tp or cp")
+            raise UserError(f"stages do not go with training.parallelism.{name}, {why}; use dp_shard or tp")
 
 
 def _check_rates(recipe: Recipe) -> None:

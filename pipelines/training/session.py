@@ -27,6 +27,7 @@ from .checkpoints.resume import Resume, rows_per_step_before
 from .checkpoints.run_folder import RunFolder
 from .engines.asked import check_one_device, engine_for
 from .engines.engine import Engine
+from .engines.fsdp import as_accelerate_asks
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
 from .learning_rate import share_of_steps
@@ -59,6 +60,7 @@ class Session:
 
         is_trial: whether nothing is resumed. Raises UserError for a recipe that cannot be trained here.
         """
+        recipe = as_accelerate_asks(recipe)
         section = recipe.training
         engine = engine_for(section, trusts_checkpoints=recipe.trust_remote_code)
         # A resumed run has the rows per step of before, also if it had another number of processes then.

@@ -302,7 +302,7 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
     reader = "plain" if engine.whole else engine.name
     if writer != reader:
         ways = {kind.name: kind.launched_by for kind in Engine.__subclasses__()}
-        launch = "without DeepSpeed and FSDP" if writer == "plain" else f"by --launch {ways[writer]}"
+        launch = "without DeepSpeed and a mesh" if writer == "plain" else f"by --launch {ways[writer]}"
         raise UserError(
             f"{checkpoint} holds the states of a run {'without an engine' if writer == 'plain' else 'under ' + writer}"
             f", which {engine.name or 'one process'} cannot read; go on {launch}, or begin from its weights "
@@ -317,8 +317,8 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
     foreign = find_foreign(checkpoint) if engine.reads_pickles and not trusted else None
     if foreign is not None:
         raise UserError(
-            f"{checkpoint}: {foreign}, and resuming under DeepSpeed or FSDP runs whatever code its files hold; if you "
-            f"trust them, make a copy of your own and resume that, or add --trust-remote-code"
+            f"{checkpoint}: {foreign}, and resuming under DeepSpeed or a mesh runs whatever code its files hold; if "
+            f"you trust them, make a copy of your own and resume that, or add --trust-remote-code"
         )
     # elastic.py converts shards of ZeRO-1 and ZeRO-2; of ZeRO-3 it would lose a part (losses differ by 1e-3).
     before = processes_of(checkpoint)
@@ -331,12 +331,10 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
 
 
 def saved_under(checkpoint: Path) -> str:
-    """Which engine wrote a checkpoint: "DeepSpeed", "FSDP", "mesh", or "plain" for one process or DDP."""
+    """Which engine wrote a checkpoint: "DeepSpeed", "mesh", or "plain" for one process or DDP."""
     if (checkpoint / OPTIMIZER_FOLDER).is_dir():
         return MESH
-    if any(checkpoint.glob("global_step*")):
-        return "DeepSpeed"
-    return "FSDP" if any(checkpoint.glob("pytorch_model_fsdp*")) else "plain"
+    return "DeepSpeed" if any(checkpoint.glob("global_step*")) else "plain"
 
 
 # ------------------------------------------------------------------------------- settings that a resumed run changes
