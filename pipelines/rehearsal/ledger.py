@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._guards import active_fake_mode
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._tools.fake_collectives import CollectiveOp, collective_ops, sync_ops
@@ -110,7 +111,7 @@ class Ledger(HeldBytes):
         if any(issubclass(each, (DTensor, AsyncCollectiveTensor)) for each in types):
             return NotImplemented  # these take their operations apart first: into local ones, and collectives
         kwargs = kwargs or {}
-        if active_fake_mode() is not None:  # DTensor asks for shapes
+        if active_fake_mode() is not None or isinstance(func, HigherOrderOperator):  # DTensor asks for shapes
             return func(*args, **kwargs)
         is_collective = func in collective_ops
         out = func(*args, **kwargs) if self.fake is None or is_collective else self.computed(func, args, kwargs)
