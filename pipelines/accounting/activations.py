@@ -91,7 +91,7 @@ class StepActivations:
     whole: the model on the meta device. build: config -> such a model of that config. batch: measured, and once more
     with twice its rows; other numbers of rows follow linearly. half: bf16 or fp16 autocast. on_cpu: whether operations
     for which GPUs have fused kernels are composed of others. gathered: whether what FSDP2 gathers counts with them.
-    trained: what `build` adds to models of equal configs.
+    added: what `build` adds to the config.
     """
 
     whole: nn.Module
@@ -100,7 +100,7 @@ class StepActivations:
     half: bool
     on_cpu: bool
     gathered: bool = False
-    trained: str = ""
+    added: tuple[str, ...] = ()
 
     def of_rows(self, rows: int, checkpointing: bool) -> Activations:
         """checkpointing: layers keep only their input, and are computed again in the backward pass."""
@@ -119,11 +119,9 @@ class StepActivations:
 
     @cached_property
     def _key(self) -> tuple:
-        whole, config = self.whole, self.whole.config
-        backends = [getattr(config, f"_{part}_implementation", None) for part in ("attn", "experts")]
-        sizes = sum(p.numel() for p in whole.parameters())  # of a whole model, or of a rank's part
-        how = (self.half, self.on_cpu, self.gathered, self.trained)
-        return type(whole), config.to_json_string(), sizes, *backends, *how
+        size = sum(p.numel() for p in self.whole.parameters())  # of a whole model, or of a rank's part
+        how = (self.half, self.on_cpu, self.gathered, self.added)
+        return type(self.whole), self.whole.config.to_json_string(), size, *how
 
     @cached_property
     def _measured_model(self) -> tuple[nn.Module, int, int]:

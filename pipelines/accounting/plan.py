@@ -164,6 +164,8 @@ class Plan:
             fields |= fields.pop(group)
         for row, stage in zip(fields["stages"], self.memory.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
+        for message in fields["messages"]:
+            message["ranks"] = len(message["ranks"])
         fields["by_stage"] = [plan.to_dict() for plan in self.by_stage]
         return fields | {"cost": self.cost}
 
@@ -381,7 +383,7 @@ def messages_of(section: TrainingSection, step: StepMemory, sizes: Sizes, stage:
     by_stage = {"dp_shard" if STAGES[stage].gathers else "dp_replicate": devices.count}
     settings = section.parallelism or ParallelismSettings(**by_stage)
     times = sizes.accumulation if section.parallelism or STAGES[stage].gathers else 1  # DDP sends once in a step
-    hidden = sizes.rows * step.sequences * sizes.tokens * step.part.config.get_text_config().hidden_size
+    hidden = sizes.rows * step.sequences * sizes.tokens * getattr(step.part.config.get_text_config(), "hidden_size", 0)
     width = HALF if step.half else FP32
     return planned_messages(step.part, settings, step.half, hidden * width, section.gradient_checkpointing, times)
 

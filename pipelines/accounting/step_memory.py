@@ -146,7 +146,7 @@ def step_memory(
         half=planned_dtype(section, devices) != torch.float32,
         parameters=part.num_parameters(),
         moments=optimizer_bytes(section, part, notes),
-        block=largest_block(part),
+        block=largest_block(model),
         average=section.ema_decay is not None,
         sequences=objective.planned().sequences,
         frozen=sum(p.numel() for p in part.parameters() if not p.requires_grad),
@@ -170,10 +170,10 @@ def step_activations(
             give_loss(shallow, model.finish)
         return shallow if part is model else share_by_tp(shallow, section.parallelism.tp)
 
-    trained = "" if section.lora is None else str(section.lora)
+    added = (str(section.lora), str(backend))
     half = planned_dtype(section, devices) != torch.float32
     counted = {
-        gathered: StepActivations(part, build, batch, half, devices.is_cpu, gathered, trained)
+        gathered: StepActivations(part, build, batch, half, devices.is_cpu, gathered, added)
         for gathered in dict.fromkeys(STAGES[stage].gathers for stage in stages)
     }
     try:

@@ -161,7 +161,9 @@ def test_the_memory_of_a_node_is_that_of_what_each_engine_has_its_processes_make
     assert plan("gpt2_small", devices=gpus, stage="none").memory.host_memory == 8 * whole
     assert plan("gpt2_small", devices=gpus, stage="zero3").memory.host_memory == pytest.approx(8 * share)
     assert plan("gpt2_small", devices=gpus, stage="fsdp").memory.host_memory == pytest.approx(8 * share)
-    assert plan("gpt2_small", *mesh, devices=gpus).memory.host_memory == pytest.approx(8 * (whole / 32 + block))
+    assert plan("gpt2_small", *mesh, devices=gpus).memory.host_memory == pytest.approx(
+        8 * (whole / 32 + block), rel=0.01
+    )
     assert plan("gpt2_small", devices=gpus, stage="none", per_node=4).memory.host_memory == 4 * whole
     assert plan("gpt2_small", devices=devices_of("2xH100-80GB")).memory.per_node == 2
     assert plan("gpt2_small", devices=devices_of("cpu")).memory.host_memory is None  # whose memory the devices' is
