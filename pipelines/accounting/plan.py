@@ -12,7 +12,6 @@ from anyformer.modeling.families import FAMILIES
 from ..adapters import NF4
 from ..data.token_store import token_dtype
 from ..errors import UserError
-from ..interop.matching import our_config
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
@@ -345,11 +344,14 @@ def planned_cache(
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
     half = planned_dtype(recipe.training, devices) != torch.float32
-    try:
-        config = config if config.model_type in FAMILIES else our_config(config)
-    except UserError as error:
-        notes.append(f"the cache of generation is not counted: {error}")
-        return None
+    if config.model_type not in FAMILIES:
+        from ..interop.matching import our_config
+
+        try:
+            config = our_config(config)
+        except UserError as error:
+            notes.append(f"the cache of generation is not counted: {error}")
+            return None
     own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
     width = HALF if half else FP32
     size = cache_size(config, context or own, width, batch.tokens if batch.targets else 0)
