@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def add_arguments(add_parser) -> None:
     parser = add_parser(
-        description="Make one step of a recipe's training, or of a preset's, as the first device of many would make it,\n"
-        "in this process, on tensors that have shapes and no values: the model, engine, optimizer and trainer of the\n"
-        "run itself. Counted are bytes, messages and FLOPs. Where the step does not run, the line that breaks is named,\n"
-        "and the exit code is 1. Nothing is read, downloaded or trained.",
+        description="Make one step of a recipe's training, or of a preset's, as the first device of many would make\n"
+        "it, in this process, on tensors that have shapes and no values: with model, engine, optimizer and trainer of\n"
+        "the run. Counted are bytes, messages and FLOPs. Where the step does not run, the line that breaks is named, and\n"
+        "the exit code is 1. Nothing is read, downloaded or trained.",
         epilog="examples:\n"
         "  anyformer rehearse llama_1b --devices 64xH100-80GB\n"
         "  anyformer rehearse llama2_70b --devices 64xH100-80GB training.gradient_checkpointing=true --against plan\n"
@@ -129,14 +129,10 @@ def facts(found: "Rehearsal") -> list[tuple[str, str]]:
     ]
     if found.seconds_of:
         times = {name: time_words(seconds) for name, seconds in found.times.items()}
-        rows.append(
-            (
-                "time",
-                f"{time_words(found.step_seconds)} a step at the data sheet's rates: matrix products {times['products']}, "
-                f"other operations, bound by memory, {times['memory']}, messages {times['beside']} beside "
-                f"them and {times['waited for']} that they wait for\nbound by {found.bound_by}; MFU at most {found.mfu:.0%}",
-            )
-        )
+        work = f"matrix products {times['products']}, other operations, at the speed of the memory, {times['memory']}"
+        messages = f"messages {times['beside']} beside them and {times['waited for']} that they wait for"
+        step = f"{time_words(found.step_seconds)} a step at the data sheet's rates: {work}, {messages}"
+        rows.append(("time", f"{step}\nbound by {found.bound_by}; MFU at most {found.mfu:.0%}"))
     return rows + [("note", text) for text in found.notes]
 
 

@@ -18,7 +18,7 @@ from ..errors import UserError, first_line
 from ..recipes.parallelism import words_of
 from ..recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import stages_of
-from ..transformers_logging import unsaid
+from ..transformers_logging import silent, unsaid
 from .fake_ranks import fake_ranks
 from .result import Rehearsal
 from .step import made_step
@@ -60,7 +60,7 @@ def rehearse(
         DoesNotRun: where the step breaks.
     """
     recipe = rehearsable(recipe, devices, launch)
-    with fake_ranks(devices.count), unsaid():
+    with fake_ranks(devices.count), unsaid(), silent():
         try:
             found = made_step(recipe, devices, FakeTensorMode(allow_non_fake_inputs=True), documents)
         except UserError:

@@ -1,6 +1,6 @@
 """What a rehearsal finds: bytes, FLOPs and collectives of a step of one rank; times that follow by data sheets."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from ..accounting.devices import Devices
 from ..accounting.messages import Collective
@@ -13,8 +13,8 @@ class Rehearsal:
     """What a step of rank 0 takes, all its micro-batches together.
 
     mesh: {dimension: ranks}. alive: {what: bytes} at the peak, which comes in `peak_in`, such as "backward lm_head".
-    flops: {"forward", "backward", "recomputed": number}. seconds: {"products", "memory": s} that operations take at the
-    rates of the data sheet, bound by their products or by their memory; {} where the devices' rates are not known.
+    flops_of: {"forward", "backward", "recomputed": number}. seconds_of: {"products", "memory": s} of the operations
+    that these bound at the rates of the data sheet; {} where it is not known.
     """
 
     model: str
@@ -34,12 +34,17 @@ class Rehearsal:
     flops_of: dict[str, int]
     seconds_of: dict[str, float]
     collectives: list[Collective]
+    notes: list[str]
     per_node: int = 8
-    notes: list[str] = field(default_factory=list)
 
     @property
     def flops(self) -> int:
         return sum(self.flops_of.values())
+
+    @property
+    def flops_once(self) -> int:
+        """Without those of what is computed again."""
+        return self.flops - self.flops_of.get("recomputed", 0)
 
     @property
     def fits(self) -> bool:
@@ -56,29 +61,23 @@ class Rehearsal:
 
     @property
     def step_seconds(self) -> float:
-        times = self.times
-        return max(times["products"] + times["memory"] + times["waited for"], times["beside"])
+        return max(sum(self.times.values()) - self.times["beside"], self.times["beside"])
 
     @property
     def bound_by(self) -> str:
-        """What takes most of the time of a step."""
-        times = self.times
-        messages = times["waited for"] + times["beside"]
-        if times["beside"] < times["products"] + times["memory"] + times["waited for"]:
-            messages = times["waited for"]
-        parts = {"matrix products": times["products"], "the devices' memory": times["memory"], "messages": messages}
-        return max(parts, key=parts.get)
+        """What takes most of a step's time."""
+        products, memory, waited, beside = self.times.values()
+        messages = beside if beside > products + memory + waited else waited
+        return max((products, "matrix products"), (memory, "reads and writes of memory"), (messages, "messages"))[1]
 
     @property
     def mfu(self) -> float:
-        """The share of the devices' peak that forward and backward take in a step, without what is recomputed."""
-        rate = self.devices.bf16 if self.half else self.devices.fp32
-        return (self.flops - self.flops_of.get("recomputed", 0)) / (rate * self.step_seconds)
+        """The share of the devices' peak that forward and backward take in a step."""
+        return self.flops_once / (self.devices.bf16 if self.half else self.devices.fp32) / self.step_seconds
 
     def to_dict(self) -> dict:
         found = asdict(self) | {"devices": str(self.devices), "fits": self.fits, "flops": self.flops}
         for each in found["collectives"]:
             each["ranks"] = len(each["ranks"])
-        if not self.seconds_of:
-            return found
-        return found | {name: getattr(self, name) for name in ("times", "step_seconds", "bound_by", "mfu")}
+        names = ("times", "step_seconds", "bound_by", "mfu") if self.seconds_of else ()
+        return found | {name: getattr(self, name) for name in names}

@@ -6,11 +6,12 @@ from functools import partial
 from tempfile import TemporaryDirectory
 
 import torch
+import torch.distributed as dist
 import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import Dataset
 from transformers import TrainerCallback, modeling_utils
 
 from ..accounting.activations import Batch
@@ -33,9 +34,13 @@ from ..training.engines.engine import Engine
 from ..training.engines.late_weights import built_late
 from ..training.engines.mesh import local, mesh_of
 from ..training.trainer import AnyformerTrainer
-from .ledger import FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, Rates, StepFunctions, bytes_of
+from .ledger import FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, StepFunctions, bytes_of
 from .result import Rehearsal
 
+# Nothing reads values, and no other process reads rows, which are all the same.
+QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}
+QUIET |= {"dataloader_num_workers": 0, "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None}
+DEPTH = 4  # names of the parts of a model that are told apart, such as model.layers.0.mlp, have so many words
 NAMES = {"fsdp": "dp_shard"}  # transformers' names of a mesh's dimensions -> those of training.parallelism
 
 
@@ -54,10 +59,9 @@ def made_step(
         arguments = training_arguments(recipe, engine)
         micro_batches = arguments.gradient_accumulation_steps
         arguments.gradient_accumulation_steps = min(2, micro_batches)
-        arguments.logging_strategy, arguments.logging_first_step, arguments.save_strategy = "no", False, "no"
-        rates = None if devices.bandwidth is None else Rates(devices.bf16, devices.fp32, devices.bandwidth)
-        ledger = Ledger(fake, rates)
-        watch = SecondStep(ledger, micro_batches, around)
+        for name, value in QUIET.items():
+            setattr(arguments, name, value)
+        ledger = Ledger(fake, devices)
         # transformers would compare the values of tied weights.
         during.enter_context(replaced(modeling_utils, _tied_params_are_equal=lambda *pair: True))
         engine.start(arguments)
@@ -65,11 +69,13 @@ def made_step(
         batch, mesh = planned_batch(recipe, objective, plain(model)), mesh_of(model)
         ledger.dimensions = dimensions_of(model)
         ledger.vocabulary = (batch.vocabulary, batch.vocabulary // mesh.get("tp", 1))
+        ledger.recomputes = recipe.training.gradient_checkpointing
         follow(plain(model), ledger)
-        rows = SameRow(row_of(batch, plain(model), documents), 8 * arguments.train_batch_size * arguments.world_size)
+        rows = [row_of(batch, plain(model), documents)] * (8 * arguments.train_batch_size * arguments.world_size)
         learns = objective.Learns(objective, Data(objective, objective.Reads(objective)))
         parts = {"section": recipe.training, "engine": engine, "learns": learns}
         trainer = AnyformerTrainer(model=model, args=arguments, train_dataset=rows, data_collator=together, **parts)
+        watch = SecondStep(ledger, micro_batches, around, lambda: trainer.model_wrapped)
         trainer.add_callback(watch)
         with ledger(), StepFunctions(ledger, of_gpus=not devices.is_cpu), suppress(Done):
             trainer.train()
@@ -96,6 +102,14 @@ def made_step(
         )
 
 
+def reduced(state, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A hook of DDP that sums a bucket of gradients: the fake process group's own answer is none that DDP reads."""
+    dist.all_reduce(bucket.buffer())
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 class Done(Exception):
     """The second step has been made."""
 
@@ -104,13 +118,17 @@ class SecondStep(TrainerCallback):
     """Lets a ledger count the second step of a training, and ends the training after it.
 
     micro_batches: of a step of the run, of which two are made at most: what the first does counts for all but the last.
-    around: makes a block for the step.
+    around: makes a block for the step. wrapped: gives the model as the trainer has wrapped it.
     """
 
-    def __init__(self, ledger: Ledger, micro_batches: int, around: Callable):
-        self.ledger, self.micro_batches, self.around = ledger, micro_batches, around
+    def __init__(self, ledger: Ledger, micro_batches: int, around: Callable, wrapped: Callable):
+        self.ledger, self.micro_batches, self.around, self.wrapped = ledger, micro_batches, around, wrapped
         self.weights = self.gradients = self.states = 0
         self.block = ExitStack()
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if self.ledger.fake is not None and isinstance(self.wrapped(), DistributedDataParallel):
+            self.wrapped().register_comm_hook(None, reduced)
 
     def on_step_begin(self, args, state, control, model=None, optimizer=None, **kwargs):
         self.ledger.phase, self.ledger.place = FORWARD, ""
@@ -119,8 +137,7 @@ class SecondStep(TrainerCallback):
             values = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
             states = [local(x) for x in values]
             self.weights, self.states = bytes_of(weights), bytes_of(states)
-            self.ledger.begin({WEIGHTS: weights, STATES: states})
-            self.ledger.times = max(1, self.micro_batches - 1)
+            self.ledger.begin({WEIGHTS: weights, STATES: states}, max(1, self.micro_batches - 1))
             self.block.enter_context(self.around())
 
     def on_substep_end(self, args, state, control, **kwargs):
@@ -170,20 +187,9 @@ def built(
             model = with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
     if (why := without_logits(plain(model))) is not None:
         notes.append(why)
+    if ledger.fake is not None:
+        model.to = lambda *ignored, **options: model  # torch moves no fake weights, which are where they are to be
     return model
-
-
-class SameRow(Dataset):
-    """As many copies of a row as a training could want."""
-
-    def __init__(self, row: dict[str, torch.Tensor], count: int):
-        self.row, self.count = row, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return self.row
 
 
 def row_of(batch: Batch, model, documents: int) -> dict[str, torch.Tensor]:
@@ -212,24 +218,22 @@ def dimensions_of(model) -> dict[str, str]:
 
 
 def follow(model, ledger: Ledger) -> None:
-    """Tell a ledger which layer is being computed, or its backward pass."""
-    stacks = [name for name, module in model.named_modules() if isinstance(module, torch.nn.ModuleList)]
-    around = {"", *(name[:i] for name in stacks for i, letter in enumerate(name) if letter == ".")}
+    """Tell a ledger which part of the model is being computed, or its backward pass, and which bytes are gradients."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda p: ledger.tell([local(p.grad)], GRADIENTS))
     for name, module in model.named_modules():
-        parent = name.rpartition(".")[0]
-        if name and (parent in stacks or (parent in around and name not in {*around, *stacks})):
-            follow_module(module, name, ledger)
+        if 0 < len(name.split(".")) <= DEPTH:
+            module.register_forward_pre_hook(partial(at, ledger, name), prepend=True)
+            module.register_forward_hook(partial(left, ledger, name))
 
 
-def follow_module(module: torch.nn.Module, name: str, ledger: Ledger) -> None:
-    def at(*ignored) -> None:
-        ledger.place = name
+def at(ledger: Ledger, name: str, *ignored) -> None:
+    ledger.place = name
 
-    def left(module, args, outputs) -> None:
-        ledger.place = ""
-        made = (x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad)
-        if (first := next(made, None)) is not None:
-            first.register_hook(at)
 
-    module.register_forward_pre_hook(at, prepend=True)
-    module.register_forward_hook(left)
+def left(ledger: Ledger, name: str, module, args, outputs) -> None:
+    ledger.place = name.rpartition(".")[0]
+    made = (x for x in tree_leaves(outputs) if isinstance(x, torch.Tensor) and x.requires_grad)
+    if (first := next(made, None)) is not None:
+        first.register_hook(partial(at, ledger, name))
