@@ -215,9 +215,12 @@ def measured_step(
         inputs |= {name: torch.empty_like(x, device="cpu") for name, x in inputs.items() if x.is_meta}
         for p in parameters:
             p.grad = torch.empty_like(p)
+    groups = groups_of(model) if gathered else []
+    for weight in (weight for group in groups for weight in group.weights):
+        weight.grad = None
     kernels = nullcontext() if on_cpu else KernelsOfGpus()
     with HeldBytes(fake, [*parameters, *model.buffers()]) as held, kernels:
-        gathers = Gathers(held, groups_of(model) if gathered else [])
+        gathers = Gathers(held, groups)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
             with gathers.forward(), bytes_by_layer(model, held) as by_layer:
                 outputs = model(**inputs)

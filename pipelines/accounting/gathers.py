@@ -114,9 +114,6 @@ class Gathers:
         self.held, self.groups = held, groups
         self.buffer = self.reduced = 0
         self.current: Group | None = None
-        for group in groups:
-            for weight in group.weights:
-                weight.grad = None
 
     @contextmanager
     def forward(self) -> Iterator[None]:
