@@ -8,7 +8,7 @@ from anyformer.pipelines.rehearsal.rehearse import rehearse
 
 OF_STATES, OF_PEAKS = 0.03, 0.10
 CHECKPOINTED = "training.gradient_checkpointing=true"
-LLAMA = ("training.torch_compile=false", "training.per_device_train_batch_size=2")
+LLAMA = ("training.torch_compile=false", "data.streaming=false", "training.per_device_train_batch_size=2")
 SMALL = ("training.optim=adamw", "training.bf16=true", "model.num_hidden_layers=4")
 MESHES = {
     "shared": ("quickstart", "8xH100-80GB", "{dp_shard: 8}", SMALL),
