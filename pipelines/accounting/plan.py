@@ -41,7 +41,7 @@ from .step_memory import (
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
 SHOWN_STEPS = 1000  # if the recipe does not set the number
 PER_NODE = 8  # devices of a machine
-TOKENS_PER_SECOND = 220_000  # of byte-level BPE (8,192 tokens): 0.84 MB of code a second, on a busy core of 2020
+TOKENS_PER_SECOND = 220_000  # of byte-level BPE (8,192 tokens): 0.84 MB of code a second, on a busy core with AVX2
 STAGES_TO_TRY = ("none", "zero2", "zero3")
 STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens the matrices that optimizers such as Muon need whole
 
@@ -206,7 +206,7 @@ def plan_run(
     step = step_memory(recipe, objective, model, devices, notes, names)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
     sizes = planned_sizes(section, model, step, ranks)
-    stages = planned_stages(step, section, devices, sizes.rows, names)
+    stages = planned_stages(step, section, devices, sizes, names)
     stage = stage or first_that_fits(stages, tried_stages(section))
     memory = planned_memory(recipe, step, devices, sizes.rows, (stages, stage), min(per_node, devices.count))
     time = planned_time(section, model, step, devices, sizes, mfu, until_trained)
@@ -297,13 +297,13 @@ def stages_to_show(section: TrainingSection, devices: Devices, stage: str | None
 
 
 def planned_stages(
-    step: StepMemory, section: TrainingSection, devices: Devices, rows: int, names: Sequence[str]
+    step: StepMemory, section: TrainingSection, devices: Devices, sizes: Sizes, names: Sequence[str]
 ) -> dict[str, StagePlan]:
     """The plans of these ways to share states among the devices, by name."""
     sharers, plans = sharers_of(section, devices), {}
     for name in names:
-        states = step.states(name, sharers)
-        total = states.total + step.held(rows, section.gradient_checkpointing, name).peak
+        states = step.states(name, sharers, sizes.accumulation > 1)
+        total = states.total + step.held(sizes.rows, section.gradient_checkpointing, name).peak
         most = [step.largest_rows(devices.memory - states.total, way, name) for way in (False, True)]
         plans[name] = StagePlan(states, total, total <= devices.memory, *most)
     return plans
@@ -384,10 +384,11 @@ def messages_of(section: TrainingSection, step: StepMemory, sizes: Sizes, stage:
         return []
     by_stage = {"dp_shard" if STAGES[stage].gathers else "dp_replicate": devices.count}
     settings = section.parallelism or ParallelismSettings(**by_stage)
-    times = sizes.accumulation if section.parallelism or STAGES[stage].gathers else 1  # DDP sends once in a step
     hidden = sizes.rows * step.sequences * sizes.tokens * getattr(step.part.config.get_text_config(), "hidden_size", 0)
     width = HALF if step.half else FP32
-    return planned_messages(step.part, settings, step.half, hidden * width, section.gradient_checkpointing, times)
+    return planned_messages(
+        step.part, settings, step.half, hidden * width, section.gradient_checkpointing, sizes.accumulation
+    )
 
 
 def planned_sources(data: DataSection, tokens: int) -> list[str]:
