@@ -26,6 +26,9 @@ PATCHES = (
     Patch("empty_like", "torch", "as empty"),
     Patch("resize_", "torch.distributed.fsdp._fully_shard._fsdp_param", "FSDP2 frees weights so: rehearsal/ledger"),
     Patch("_tied_params_are_equal", "transformers.modeling_utils", "fake weights have no values: rehearsal/step"),
+    Patch(
+        "to", "torch.nn.modules.module", "fake weights are where they are to be, and torch moves none: rehearsal/step"
+    ),
     Patch("save", "torch.export", "its writer aborts the process where the disk is full: serving/export_model"),
     Patch("save_only_model", "transformers.trainer", "Trainer refuses to save states of split models; Mesh saves them"),
     Patch("_tp_size", "transformers.modeling_utils", "accelerate would share rows by it; Mesh.share_rows does"),

@@ -5,7 +5,7 @@ does with gathered weights.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from weakref import finalize
 
@@ -36,6 +36,8 @@ TELLING = {
     "fsdp::chunk_cat_mixed_dtype": {"out": REDUCED},
     "c10d::_reduce_scatter_base_": {0: GRADIENTS, 1: REDUCED},
 }
+# Operations that return the tensor they get, of which torch's versions for tensors without values make another one.
+ALIASES = ("_c10d_functional::_wrap_tensor_autograd", "_c10d_functional::wait_tensor")
 
 
 class Ledger(HeldBytes):
@@ -75,22 +77,27 @@ class Ledger(HeldBytes):
 
     def begin(self, kinds: Mapping[str, list[torch.Tensor]], times: int) -> None:
         """Begin to count a step: what is alive is of these kinds, and what is not named is other bytes."""
-        for entry in self.entries.values():
-            self.alive[entry[0]] -= entry[1]
-            self.alive[OTHER] += entry[1]
-            entry[0] = OTHER
+        self.rename({*self.alive}, OTHER)
         for kind, tensors in kinds.items():
             self.tell(tensors, kind)
         self.peak, self.peak_alive, self.peak_in, self.times = self.now, dict(self.alive), FORWARD, times
+
+    def rename(self, kinds: Collection[str], kind: str) -> None:
+        """Say that the bytes of some kinds are of another."""
+        for entry in self.entries.values():
+            if entry[0] in kinds:
+                self._move(entry, kind)
+
+    def _move(self, entry: list, kind: str) -> None:
+        self.alive[entry[0]] -= entry[1]
+        self.alive[kind] += entry[1]
+        entry[0] = kind
 
     def tell(self, tensors, kind: str) -> None:
         """Say of which kind the bytes of tensors are, whatever was thought before."""
         for x in tree_leaves(tensors):
             if isinstance(x, torch.Tensor):
-                entry = self.add(x.untyped_storage(), kind)
-                self.alive[entry[0]] -= entry[1]
-                self.alive[kind] += entry[1]
-                entry[0] = kind
+                self._move(self.add(x.untyped_storage(), kind), kind)
 
     # ---- an operation
 
@@ -100,6 +107,9 @@ class Ledger(HeldBytes):
         kwargs, is_collective = kwargs or {}, func in collective_ops
         if active_fake_mode() is not None or isinstance(func, HigherOrderOperator):  # DTensor asks for shapes
             return func(*args, **kwargs)
+        if self.fake is not None and func._schema.name in ALIASES:
+            func, kwargs, is_collective = torch.ops.aten.alias.default, {}, False
+            args = args[:1]
         out = func(*args, **kwargs) if self.fake is None or is_collective else self.computed(func, args, kwargs)
         if is_collective and func not in sync_ops:
             self.count_collective(func, args, out)

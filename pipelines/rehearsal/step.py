@@ -34,12 +34,13 @@ from ..training.engines.engine import Engine
 from ..training.engines.late_weights import built_late
 from ..training.engines.mesh import local, mesh_of
 from ..training.trainer import AnyformerTrainer
-from .ledger import FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, StepFunctions, bytes_of
+from .ledger import ACTIVATIONS, FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, StepFunctions, bytes_of
 from .result import Rehearsal
 
 # Nothing reads values, and no other process reads rows, which are all the same.
 QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}
 QUIET |= {"dataloader_num_workers": 0, "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None}
+OF_ROWS = ("SequenceClassification", "ImageClassification", "MultipleChoice")  # classes with one label for each row
 DEPTH = 4  # names of the parts of a model that are told apart, such as model.layers.0.mlp, have so many words
 NAMES = {"fsdp": "dp_shard"}  # transformers' names of a mesh's dimensions -> those of training.parallelism
 
@@ -62,8 +63,9 @@ def made_step(
         for name, value in QUIET.items():
             setattr(arguments, name, value)
         ledger = Ledger(fake, devices)
-        # transformers would compare the values of tied weights.
-        during.enter_context(replaced(modeling_utils, _tied_params_are_equal=lambda *pair: True))
+        if fake is not None:
+            during.enter_context(replaced(modeling_utils, _tied_params_are_equal=lambda *pair: True))
+            during.enter_context(replaced(torch.nn.Module, to=lambda module, *ignored, **options: module))
         engine.start(arguments)
         model = built(recipe, objective, devices, engine, arguments.device, ledger, notes)
         batch, mesh = planned_batch(recipe, objective, plain(model)), mesh_of(model)
@@ -134,14 +136,14 @@ class SecondStep(TrainerCallback):
         self.ledger.phase, self.ledger.place = FORWARD, ""
         if state.global_step == 1:
             weights = [local(p) for p in model.parameters()]
-            values = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
-            states = [local(x) for x in values]
+            states = [local(x) for x in tree_leaves([*optimizer.state.values()]) if isinstance(x, torch.Tensor)]
             self.weights, self.states = bytes_of(weights), bytes_of(states)
             self.ledger.begin({WEIGHTS: weights, STATES: states}, max(1, self.micro_batches - 1))
             self.block.enter_context(self.around())
 
     def on_substep_end(self, args, state, control, **kwargs):
         self.ledger.times = min(1, self.ledger.times)
+        self.ledger.rename((ACTIVATIONS,), GRADIENTS)  # what a micro-batch leaves
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         gradients = [local(p.grad) for p in model.parameters() if p.grad is not None]
@@ -174,8 +176,11 @@ def built(
     if ledger.fake is None:
         model = built_late(build) if engine.builds_late else build()
     else:
-        with ledger.fake:
+        with torch.device("meta"):  # where initial values are not even drawn
             model = build()
+        with ledger.fake:
+            model.to_empty(device="cpu")
+            model.tie_weights()
     with ledger():
         model = engine.share(model, device)
         freeze(model, recipe.training.freeze)
@@ -187,15 +192,14 @@ def built(
             model = with_lora(model, lora, objective.auto_class, fresh, objective.unused_weights)
     if (why := without_logits(plain(model))) is not None:
         notes.append(why)
-    if ledger.fake is not None:
-        model.to = lambda *ignored, **options: model  # torch moves no fake weights, which are where they are to be
     return model
 
 
 def row_of(batch: Batch, model, documents: int) -> dict[str, torch.Tensor]:
     """A row of a batch, of several documents of equal length."""
     row = {name: torch.zeros(x.shape[1:], dtype=x.dtype) for name, x in batch.inputs(model).items() if name != "labels"}
-    row["labels"] = batch.inputs(model)["labels"][0]
+    labels = batch.inputs(model)["labels"][0]
+    row["labels"] = labels[0] if type(model).__name__.endswith(OF_ROWS) else labels
     if documents > 1:
         row["position_ids"] = torch.arange(batch.tokens) % -(-batch.tokens // documents)
     return row

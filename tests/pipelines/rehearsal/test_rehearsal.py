@@ -3,6 +3,7 @@
 from contextlib import contextmanager
 
 import pytest
+import yaml
 from anyformer.pipelines.accounting.devices import devices_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.rehearsal.rehearse import rehearsable, rehearse
@@ -10,12 +11,15 @@ from anyformer.pipelines.rehearsal.step import made_step
 from processes import in_fresh_process, run_ranks
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
+from transformers import LlamaConfig, PreTrainedConfig
 
 NEAR = 0.10  # of a peak: kernels of a CPU have memory of their own, which no operation shows
-WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
+WIDE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
 WIDE |= {"num_key_value_heads": 4, "max_position_embeddings": 256, "hidden_dropout": 0.0, "vocab_size": 2048}
 MIXTURE = WIDE | {"family": "moe", "num_experts": 4, "experts_implementation": "batched_mm"}
-LORA = "training.lora={r: 8}"
+LORA, OF_BASE = "training.lora={r: 8}", ["tokenizer={}", "model.attn_implementation=sdpa"]
+NATIVE = {name: value for name, value in WIDE.items() if name != "hidden_dropout"}
+NATIVE = LlamaConfig(**NATIVE, architectures=["LlamaForCausalLM"])
 HALF, LESS = "training.bf16=true", "training.gradient_checkpointing=true"
 # name: (processes, training.parallelism, model, documents of a row, further settings)
 MESHES = {
@@ -31,20 +35,26 @@ MESHES = {
     "mixed-precision": (2, "{dp_shard: 2, fsdp_mixed_precision: true}", WIDE, 1, [HALF]),
     "checkpointing": (2, "{dp_shard: 2}", WIDE, 1, [LESS]),
     "packed": (2, "{dp_shard: 2}", WIDE, 4, []),
-    "lora": (2, "{dp_shard: 2}", WIDE, 1, [LORA]),
-    "accumulated": (2, "{dp_shard: 2}", WIDE, 1, ["training.gradient_accumulation_steps=3"]),
+    "lora": (2, "{dp_shard: 2}", NATIVE, 1, [LORA, *OF_BASE]),
+    "native": (2, "{dp_shard: 2}", NATIVE, 1, OF_BASE),
+    "accumulated": (2, "{dp_shard: 2}", WIDE, 1, ["training.gradient_accumulation_steps=2"]),
     "muon": (2, "{dp_shard: 2}", WIDE, 1, ["training.optim=muon"]),
 }
 
 
 @pytest.fixture
-def recipe_of(tiny_recipe):
+def recipe_of(tiny_recipe, tmp_path):
     """Of one of MESHES."""
 
     def make(name):
         _, shares, model, _, more = MESHES[name]
-        fields = model | {"attn_implementation": "sdpa"}
-        path = tiny_recipe(name, model=fields, objective={"sequence_length": 256}, evaluation={"best_metric": None})
+        fields = {} if isinstance(model, PreTrainedConfig) else model
+        sections = {"model": fields | {"attn_implementation": "sdpa"}, "objective": {"sequence_length": 256}}
+        path = tiny_recipe(name, **sections)
+        if isinstance(model, PreTrainedConfig):  # of a checkpoint, whose weights are not read
+            model.save_pretrained(tmp_path / "base")
+            own = {"model": {"name_or_path": str(tmp_path / "base")}}
+            path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | own))
         return load_recipe(str(path), [f"training.parallelism={shares}", *more])
 
     return make
