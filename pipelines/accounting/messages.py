@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from ..recipes.schema import ParallelismSettings
 from .devices import Devices
 from .gathers import groups_of, style_of
+from .memory import FP32
 
 
 @dataclass(frozen=True)
@@ -44,12 +45,15 @@ def planned_messages(
     groups, styles = groups_of(part), [style_of(part, name) for name, _ in part.named_parameters()]
     gathered = [group.gathered(half) for group in groups for _ in range(1 if group.stays else 2)]
     reduced = [group.reduced for group in groups if group.reduced]
+    shared = {id(weight) for group in groups for weight in group.weights}
+    whole = [FP32 * p.numel() for p in part.parameters() if p.requires_grad and id(p) not in shared]  # an adapter's
     # Products by rows are summed in the forward pass, gradients of the inputs of products by columns in the backward.
     forward = sum("rowwise" in style for style in styles) * (2 if checkpointing else 1)
     summed = forward + sum("colwise" in style for style in styles)
     found = [
         Collective("all_gather", "dp_shard", len(gathered), sum(gathered), range(0, tp * shard, tp)),
         Collective("reduce_scatter", "dp_shard", len(reduced), sum(reduced), range(0, tp * shard, tp)),
+        Collective("all_reduce", "dp_shard", len(whole), sum(whole), range(0, tp * shard, tp)),
         Collective("all_reduce", "tp", summed, summed * hidden, range(tp)),
         Collective(
             "all_reduce",
@@ -64,5 +68,5 @@ def planned_messages(
     return [
         replace(one, count=number * one.count, bytes=number * one.bytes)
         for one, number in zip(found, times)
-        if len(one.ranks) > 1
+        if one.bytes and len(one.ranks) > 1
     ]
