@@ -392,6 +392,20 @@ def test_the_command_prints_the_plan_and_its_json(capsys, without_activations):
     assert f"{written['cost']:,.2f}: " in printed and "hours at 5 for 2 x A100-40GB" in printed
 
 
+def test_what_a_run_sends_and_writes_is_named(capsys, without_activations):
+    words = ["plan", "gpt2_small", "--devices", "8xH100-80GB", "--fsdp", "--json", "training.max_steps=1000"]
+    assert main([*words, "training.gradient_checkpointing=true"]) == 0
+    out, printed = capsys.readouterr()
+    written, parameters = json.loads(out), 124_439_808
+    assert written["checkpoint"] == 12 * parameters and written["checkpoints"] == 2 * written["checkpoint"]
+    assert written["token_store"] == 2 * 1000 * written["tokens_per_step"]
+    sent = {one["kind"]: one for one in written["messages"]}
+    assert sent["reduce_scatter"]["bytes"] == 4 * parameters and sent["reduce_scatter"]["count"] == 12 + 1
+    layers = 12 * 7_087_872  # gathered in bf16 for each pass; the rest once
+    assert sent["all_gather"]["bytes"] == written["accumulation"] * 2 * (parameters + layers)
+    assert "training.gradient_checkpointing=true is not needed for" in printed and "gathered over dp_shard" in printed
+
+
 @pytest.mark.parametrize(
     "argv, words",
     [
