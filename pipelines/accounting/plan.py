@@ -23,11 +23,11 @@ from ..recipes.stage_plan import Stage, stages_of
 from ..words import counted, short_number
 from .activations import Activations
 from .caches import CacheSize, cache_size
+from .collectives import Collective, planned_messages
 from .devices import Devices
 from .flops import FlopCount, active_parameters, peak_flops
 from .lora import check_lora, with_base
 from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, stage_of
-from .messages import Collective, planned_messages
 from .step_memory import (
     StepMemory,
     built_without_weights,

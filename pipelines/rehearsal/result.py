@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 
+from ..accounting.collectives import Collective
 from ..accounting.devices import Devices
-from ..accounting.messages import Collective
 
 WAITED_FOR = ("tp", "ep")  # dimensions whose messages a layer waits for; those of others travel beside the computation
 

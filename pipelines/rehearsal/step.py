@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback, modeling_utils
 
 from ..accounting.activations import Batch
+from ..accounting.collectives import Collective
 from ..accounting.devices import Devices
 from ..accounting.layers import freeze
 from ..accounting.lora import plain, with_lora
-from ..accounting.messages import Collective
 from ..accounting.step_memory import counted_backend, planned_batch, planned_config, planned_dtype
 from ..adapters import dtype_of_base
 from ..data.batch_keys import row_ids
