@@ -123,7 +123,7 @@ def test_fsdp2_by_accelerate_is_training_parallelism(words, expected, repo_root,
         (("--fsdp_auto_wrap_policy", "NO_WRAP"), "fsdp_auto_wrap_policy=NO_WRAP, for accelerate launch"),
         (("--fsdp_activation_checkpointing", "true"), "write training.gradient_checkpointing=true"),
         (("--fsdp_state_dict_type", "SHARDED_STATE_DICT"), "weights are saved whole, and states in shards"),
-        (("--use_parallelism_config", "true", "--parallelism_config_cp_size", "2"), "parallelism_config_cp_size=2"),
+        (("--use_parallelism_config", "--parallelism_config_cp_size", "2"), "parallelism_config_cp_size=2"),
     ],
 )
 def test_a_key_of_accelerate_that_fsdp2_does_not_have_is_refused_by_name(
