@@ -11,7 +11,7 @@ from .plan_command import four_digits, size_words, time_words
 
 if TYPE_CHECKING:
     from ..accounting.plan import Plan
-    from ..rehearsal.result import Rehearsal
+    from ..rehearsal.rehearsed import Rehearsal
 
 
 def add_arguments(add_parser) -> None:
@@ -58,9 +58,10 @@ def run(args) -> int:
             print(f"does not run: {error}\n{error.where}")
             return 1
         found = list(tried.values())[-1]
-        answer.append(found.to_dict() | {"runs": True, "tried": {words: one.to_dict() for words, one in tried.items()}})
+        answer.append(found.to_dict() | {"runs": True})
         rows = facts(found)
         if len(tried) > 1:
+            answer[-1]["tried"] = {words: one.to_dict() for words, one in tried.items()}
             rows = [("tried", "\n".join(f"{words}: {outcome(one)}" for words, one in tried.items())), *rows]
         if args.against:
             stage = "none" if args.launch == "ddp" else None

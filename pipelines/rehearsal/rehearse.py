@@ -1,12 +1,12 @@
 """`rehearse`: a step of a recipe's run as one rank of many would make it, without memory for its tensors."""
 
+import re
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-import transformers
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ..accounting.devices import Devices
@@ -20,15 +20,11 @@ from ..recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import stages_of
 from ..transformers_logging import silent, unsaid
 from .fake_ranks import fake_ranks
-from .result import Rehearsal
+from .rehearsed import Rehearsal
 from .step import made_step
 
-# Folders of code -> those from which its files are named.
-SOURCES = {Path(transformers.__file__).resolve().parent: Path(transformers.__file__).resolve().parents[1]}
-SOURCES |= {
-    Path(__file__).resolve().parents[2] / room: Path(__file__).resolve().parents[2]
-    for room in ("modeling", "pipelines")
-}
+# Files of our code and of transformers', but for those that rehearse, by the names that errors give them.
+CODE = re.compile(r".*?((?:transformers|modeling|pipelines)/(?!rehearsal/|accounting/activations).+)")
 # Settings of training.parallelism -> why they are not rehearsed.
 NOT_REHEARSED = {
     "pp": "its stages wait for one another's values",
@@ -72,7 +68,8 @@ def rehearse(
 def rehearsable(recipe: Recipe, devices: Devices, launch: str | None) -> Recipe:
     """The recipe of the step that is rehearsed. Raises UserError for what is not rehearsed."""
     if recipe.stages:
-        recipe = max((planned_stage(stage) for stage in stages_of(recipe)), key=tokens_of)
+        stages = [planned_stage(stage) for stage in stages_of(recipe)]
+        recipe = max(stages, key=lambda one: one.training.per_device_train_batch_size * one.learned.sequence_length)
     section, shares = recipe.training, shares_of(recipe.training, devices, launch)
     if recipe.teacher is not None:
         raise UserError("teacher: what one says of a row depends on the row, and is not rehearsed; leave it out")
@@ -114,24 +111,13 @@ def shares_of(section: TrainingSection, devices: Devices, launch: str | None) ->
     return shares
 
 
-def tokens_of(recipe: Recipe) -> int:
-    """Tokens of a micro-batch of a stage."""
-    return recipe.training.per_device_train_batch_size * recipe.learned.sequence_length
-
-
 def line_of(error: BaseException) -> str:
     """The last line of our code, or of transformers', in a traceback, such as modeling/decoder.py:12."""
-    line = ""
-    for frame in traceback.extract_tb(error.__traceback__):
-        file = Path(frame.filename).resolve()
-        root = next((shown for source, shown in SOURCES.items() if file.is_relative_to(source)), None)
-        if (
-            root is not None
-            and "site-packages" not in file.relative_to(root).parts
-            and file.parent != Path(__file__).parent
-        ):
-            line = f"{file.relative_to(root)}:{frame.lineno} in {frame.name}: {frame.line}"
-    return line
+    frames = (
+        (CODE.fullmatch(Path(frame.filename).as_posix()), frame) for frame in traceback.extract_tb(error.__traceback__)
+    )
+    lines = [f"{file[1]}:{frame.lineno} in {frame.name}: {frame.line}" for file, frame in frames if file is not None]
+    return lines[-1] if lines else ""
 
 
 # ----------------------------------------------------------------------------------------------- settings that fit

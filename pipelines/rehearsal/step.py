@@ -21,6 +21,7 @@ from ..accounting.layers import freeze
 from ..accounting.lora import plain, with_lora
 from ..accounting.step_memory import counted_backend, planned_batch, planned_config, planned_dtype
 from ..adapters import dtype_of_base
+from ..backends import AUTO
 from ..data.batch_keys import row_ids
 from ..likelihoods.without_logits import without_logits
 from ..objectives.base import Objective
@@ -35,7 +36,7 @@ from ..training.engines.late_weights import built_late
 from ..training.engines.mesh import local, mesh_of
 from ..training.trainer import AnyformerTrainer
 from .ledger import ACTIVATIONS, FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, StepFunctions, bytes_of
-from .result import Rehearsal
+from .rehearsed import Rehearsal
 
 # Nothing reads values, and no other process reads rows, which are all the same.
 QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}
@@ -165,13 +166,15 @@ def built(
 ):
     """The recipe's model as a run builds it, without the weights of a checkpoint; notes are added to `notes`."""
     config, lora = planned_config(recipe, objective, notes), recipe.training.lora
-    computed = planned_dtype(recipe.training, devices)
+    computed, experts = planned_dtype(recipe.training, devices), recipe.model.experts_implementation
+    backends = counted_backend(recipe, config, devices.is_cpu)
+    backends |= {} if experts == AUTO else {"experts_implementation": experts}
     build = partial(
         getattr(transformers, objective.auto_class).from_config,
         config,
         dtype=torch.float32 if lora is None else dtype_of_base(lora.base, computed),
         trust_remote_code=recipe.trust_remote_code,
-        **counted_backend(recipe, config, devices.is_cpu),
+        **backends,
     )
     if ledger.fake is None:
         model = built_late(build) if engine.builds_late else build()

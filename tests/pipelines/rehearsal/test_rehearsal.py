@@ -1,11 +1,13 @@
 """A rehearsed step is the step that real processes make: messages, bytes, peak of memory."""
 
+import json
 from contextlib import contextmanager
 
 import pytest
 import yaml
 from anyformer.pipelines.accounting.devices import devices_of
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.rehearsal.rehearse import rehearsable, rehearse
 from anyformer.pipelines.rehearsal.step import made_step
 from processes import in_fresh_process, run_ranks
@@ -100,16 +102,57 @@ def test_a_rehearsed_step_is_what_real_processes_do(name, recipe_of, tmp_path):
     devices = devices_of(f"{count}xcpu")
     launch = "ddp" if name == "ddp" else None
     recipe = recipe_of(name)
-    rehearsed = rehearse(recipe, devices, launch=launch, documents=documents)
-    recipe = rehearsable(recipe, devices, launch)
+    made = rehearsable(recipe, devices, launch)
     if count == 1:
-        real, messages, added = really_made(recipe, devices, documents)
-    else:
-        real, messages, added = run_ranks(count, really_made, recipe, devices, documents, folder=tmp_path)[0]
+        real, messages, added = really_made(made, devices, documents)
+    else:  # before this process has made a step, of which forks would keep threads
+        real, messages, added = run_ranks(count, really_made, made, devices, documents, folder=tmp_path)[0]
+    rehearsed = rehearse(recipe, devices, launch=launch, documents=documents)
     assert sorted(map(str, rehearsed.collectives)) == sorted(map(str, real.collectives))
     assert sum(one.count for one in rehearsed.collectives) == messages
     for part in ("weights_bytes", "gradients_bytes", "states_bytes", "flops_of", "mesh"):
         assert getattr(rehearsed, part) == getattr(real, part), part
     peak = real.weights_bytes + real.states_bytes + added
-    print(name, rehearsed.peak_bytes, real.peak_bytes, peak, rehearsed.peak_bytes / peak - 1)
     assert rehearsed.peak_bytes == pytest.approx(peak, rel=NEAR)
+
+
+def test_a_rehearsal_is_one_json_value_with_what_plan_counts_beside_it(tiny_recipe, command, capsys):
+    words = ("--devices", "2xH100-80GB", "--json", "--against", "plan", "training.gradient_checkpointing=true")
+    assert command("rehearse", tiny_recipe(), *words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["runs"] and found["fits"] and found["mesh"] == {"dp_shard": 2}
+    named = {(one["kind"], one["dimension"]) for one in found["collectives"]}
+    assert named >= {("all_gather", "dp_shard"), ("reduce_scatter", "dp_shard")}
+    assert found["peak_bytes"] == sum(found["alive"].values()) and found["peak_in"]
+    assert found["flops"] == sum(found["flops_of"].values()) and found["flops_of"]["recomputed"] > 0
+    assert found["states_bytes"] > 0 and 0 < found["mfu"] < 1 and found["plan"]["stages"]
+
+
+def test_a_step_that_does_not_run_names_the_line_and_ends_with_one(tiny_recipe, command, capsys):
+    recipe = tiny_recipe(model=MIXTURE | {"experts_implementation": "eager", "attn_implementation": "sdpa"})
+    assert command("rehearse", recipe, "--devices", "1xH100-80GB", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["runs"] and "py:" in found["where"]
+
+
+@pytest.mark.parametrize(
+    "words, why",
+    [
+        (["training.parallelism={dp_shard: 2, ep: 2}"], "ep is not rehearsed: the sizes of its messages depend on"),
+        (["training.parallelism={pp: 2}"], "pp is not rehearsed"),
+        (["--launch", "zero3"], "--launch=zero3: DeepSpeed keeps states of its own"),
+        (["training.parallelism={dp_shard: 4}"], "takes 4 devices"),
+    ],
+)
+def test_what_is_not_rehearsed_is_one_sentence(words, why, tiny_recipe, command, capsys):
+    model = MIXTURE if "ep" in words[0] else {}
+    assert command("rehearse", tiny_recipe(model=model), "--devices", "2xH100-80GB", *words) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert_base", "t5_small", "bart_base", "switch_base_8", "llama_1b", "nanogpt_char"])
+def test_a_preset_of_each_architecture_is_rehearsed_on_64_devices(name):
+    recipe, _ = planned_recipe(name, ["model.num_hidden_layers=2", "objective.sequence_length=64"])
+    found = rehearse(recipe, devices_of("64xH100-80GB"))
+    assert found.fits and found.mesh == {"dp_shard": 64} and found.collectives
