@@ -3,7 +3,7 @@
 Standard library only; StepMemory.states counts them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import UserError, did_you_mean
 from ..recipes.deepspeed_settings import zero_stage
@@ -20,8 +20,7 @@ class Sharing:
 
     launched_by: value of --launch. optimizer, gradients, weights: whether they are shared. by_deepspeed: whether
     weights and gradients are kept in the precision of the run, with fp32 copies of the weights in the optimizer, and
-    matrices are flattened. draws_shares: whether each process draws a fresh model one layer at a time and keeps its
-    share. loads_shares: whether each process reads its share of a checkpoint.
+    matrices are flattened.
     """
 
     words: str
@@ -30,25 +29,11 @@ class Sharing:
     gradients: bool = False
     weights: bool = False
     by_deepspeed: bool = False
-    draws_shares: bool = False
-    loads_shares: bool = False
 
-    def launcher(self, machines: int) -> str:
-        """The value of --launch; for several machines, the file of configs/accelerate."""
-        return "ddp" if machines > 1 and self.launched_by == MESH else self.launched_by
-
-    def host_memory(
-        self, whole: int, share: int, processes: int, is_fresh: bool, adapted: bool
-    ) -> tuple[int | None, str]:
-        """(bytes, what is made) of the processes of a machine while they make the model; None: it is not counted.
-
-        whole, share: bytes of the model and of the share of it that a process makes. adapted: whether it gets LoRA.
-        """
-        if self.loads_shares and not is_fresh:
-            return None, ""
-        if self.draws_shares and is_fresh:
-            return processes * share, "whose processes each draw one layer at a time in fp32 and keep their shares"
-        return processes * whole, "whose processes each make the whole model" + ("" if adapted else " in fp32")
+    @property
+    def gathers(self) -> bool:
+        """Whether FSDP2 gathers weights and reduces gradients while a step runs."""
+        return self.weights and not self.by_deepspeed
 
 
 # The ways to share states, by their names on the command line.
@@ -56,8 +41,8 @@ STAGES = {
     "none": Sharing("whole on each device (DDP)", "ddp"),
     "zero1": Sharing("ZeRO-1", "zero1", optimizer=True, by_deepspeed=True),
     "zero2": Sharing("ZeRO-2", "zero2", optimizer=True, gradients=True, by_deepspeed=True),
-    "zero3": Sharing("ZeRO-3", "zero3", True, True, True, by_deepspeed=True, draws_shares=True, loads_shares=True),
-    "fsdp": Sharing("FSDP2", "fsdp2", True, True, True, draws_shares=True),
+    "zero3": Sharing("ZeRO-3", "zero3", optimizer=True, gradients=True, weights=True, by_deepspeed=True),
+    "fsdp": Sharing("FSDP2", "fsdp2", optimizer=True, gradients=True, weights=True),
 }
 
 
@@ -74,15 +59,6 @@ def stage_of(section: TrainingSection) -> str | None:
         return None
     stage = zero_stage(section)
     return f"zero{stage}" if stage else "none"
-
-
-def sharing_of(section: TrainingSection, stage: str) -> Sharing:
-    """The way to share states by this name, under the engine that training.parallelism takes."""
-    if section.parallelism is None:
-        return STAGES[stage]
-    engine = engine_of(section.parallelism)
-    draws_shares = STAGES[stage].draws_shares or engine == MESH
-    return replace(STAGES[stage], launched_by=engine, draws_shares=draws_shares)
 
 
 @dataclass(frozen=True)

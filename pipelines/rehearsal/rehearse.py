@@ -29,7 +29,6 @@ CODE = re.compile(r".*?((?:transformers|modeling|pipelines)/(?!rehearsal/|accoun
 NOT_REHEARSED = {
     "pp": "its stages wait for one another's values",
     "sp": "DeepSpeed keeps states of its own",
-    "cp": "it needs GPUs",
     "ep": "the sizes of its messages depend on which experts the tokens choose",
     "fsdp_cpu_offload": "tensors without values are on one device",
 }

@@ -2,33 +2,10 @@
 
 from dataclasses import asdict, dataclass
 
+from ..accounting.collectives import Collective
 from ..accounting.devices import Devices
 
 WAITED_FOR = ("tp", "ep")  # dimensions whose messages a layer waits for; those of others travel beside the computation
-
-
-@dataclass(frozen=True)
-class Collective:
-    """All collectives of one kind over one dimension of the mesh, in a step of one rank.
-
-    bytes: of all together, those that a rank has when all is gathered, or before anything is scattered.
-    ranks: of the group.
-    """
-
-    kind: str
-    dimension: str
-    count: int
-    bytes: int
-    ranks: tuple[int, ...]
-
-    def seconds(self, devices: Devices, per_node: int) -> float:
-        """At the rates of the data sheet, as rings: a rank sends all but its own share, in an all_reduce twice.
-
-        On several machines each of a machine's ranks of the group has its own network card.
-        """
-        members, nodes = len(self.ranks), len({rank // per_node for rank in self.ranks})
-        rate = devices.link if nodes == 1 else min(devices.link, devices.network * members / nodes)
-        return self.bytes * (members - 1) / members * (2 if self.kind == "all_reduce" else 1) / rate
 
 
 @dataclass(frozen=True)

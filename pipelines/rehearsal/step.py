@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import TrainerCallback, modeling_utils
 
 from ..accounting.activations import Batch
+from ..accounting.collectives import Collective
 from ..accounting.devices import Devices
 from ..accounting.layers import freeze
 from ..accounting.lora import plain, with_lora
@@ -35,7 +36,7 @@ from ..training.engines.late_weights import built_late
 from ..training.engines.mesh import local, mesh_of
 from ..training.trainer import AnyformerTrainer
 from .ledger import ACTIVATIONS, FORWARD, GRADIENTS, OPTIMIZER, STATES, WEIGHTS, Ledger, StepFunctions, bytes_of
-from .rehearsed import Collective, Rehearsal
+from .rehearsed import Rehearsal
 
 # Nothing reads values, and no other process reads rows, which are all the same.
 QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}

@@ -4,15 +4,19 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
 from ..precision import prefers_bf16
 from ..recipes.schema import TrainingSection
 from ..words import short_number
-from .engines.split_matrices import Split, matrices_of, split_of
+
+if TYPE_CHECKING:  # these load Trainer, and it PEFT, which `anyformer plan` does not need
+    from transformers import TrainingArguments
+
+    from .engines.split_matrices import Split
 
 # Matrices of equal shape are stacked up to this many numbers at a time, which bounds the memory for their copies.
 MOST_NUMBERS = 1 << 24
@@ -39,6 +43,8 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure=None):
+        from .engines.split_matrices import matrices_of, split_of
+
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -67,7 +73,7 @@ class BatchedMuon(torch.optim.Muon):
         gradients: tuple,
         buffers: tuple,
         shape: torch.Size,
-        split: Split | None,
+        split: "Split | None",
         group: dict,
         is_transposed: bool,
     ):
@@ -202,7 +208,7 @@ class Muon:
     def __init__(self, section: TrainingSection):
         self.section = section
 
-    def build(self, model, decayed: set[str], arguments: TrainingArguments) -> MuonWithAdamW:
+    def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> MuonWithAdamW:
         """The optimizer of the model's trainable parameters; those named in `decayed` have weight decay."""
         return build_muon(
             model,
