@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from ..accounting.devices import MEMORY, devices_of
-from ..reporting.console import wide_console
+from ..reporting.console import print_facts, wide_console
 from ..words import counted, say
-from .output import json_alone, plain_table, print_facts, say_loading
+from .output import json_alone, plain_table, say_loading
 from .parser import add_json, add_recipe, at_least
 from .plan_command import four_digits, size_words, time_words
 

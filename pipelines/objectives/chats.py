@@ -21,10 +21,10 @@ from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
 from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed, form_of
 from .chat_rows import ChatRows, Encoded, Turns
-from .collectives import ROLES, TOOLS, Chat, Conversations, Learned, is_learned
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
+from .messages import ROLES, TOOLS, Chat, Conversations, Learned, is_learned
 from .reads import Reads
 from .showing import NOT_PREDICTED, tokens_text
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load

@@ -15,8 +15,8 @@ from .answering import continuations
 from .answers import FinishedModel
 from .chat_rows import Encoded, Turns
 from .chats import ChatSettings, ChatTask, ReadsChats
-from .collectives import ASSISTANT, Chat, Conversations
 from .data import Data
+from .messages import ASSISTANT, Chat, Conversations
 from .scores import Scored
 from .showing import is_label, row_pieces, tokens_text
 from .text import PerplexityScores

@@ -19,9 +19,9 @@ from ..words import watched
 from .base import Planned
 from .chat_rows import Encoded
 from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
-from .collectives import ASSISTANT, Chat, Conversations, not_learned
 from .data import Data
 from .losses import OwnLoss
+from .messages import ASSISTANT, Chat, Conversations, not_learned
 from .reads import AS_READ
 from .scores import Scored, Scores
 from .showing import sequence_pieces, tokens_text
