@@ -75,7 +75,7 @@ def made_step(
         ledger.recomputes = recipe.training.gradient_checkpointing
         follow(plain(model), ledger)
         rows = [row_of(batch, plain(model), documents)] * (8 * arguments.train_batch_size * arguments.world_size)
-        learns = objective.Learns(objective, Data(objective, objective.Reads(objective)))
+        learns = objective.Learns(Data(objective, objective.Reads(objective)))
         parts = {"section": recipe.training, "engine": engine, "learns": learns}
         trainer = AnyformerTrainer(model=model, args=arguments, train_dataset=rows, data_collator=together, **parts)
         watch = SecondStep(ledger, micro_batches, around, lambda: trainer.model_wrapped)
