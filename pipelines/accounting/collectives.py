@@ -39,7 +39,7 @@ def planned_messages(
     """The collectives of a step under a mesh, without those of a few bytes, such as the gradient's norm.
 
     part: a rank's part of the model under tp. half: whether weights are gathered in bf16. hidden: bytes of the hidden
-    states of a micro-batch. Gradients are reduced in the last micro-batch of a step.
+    states of a micro-batch.
     """
     tp, shard, copies = settings.tp, settings.dp_shard, settings.dp_replicate
     groups, styles = groups_of(part), [style_of(part, name) for name, _ in part.named_parameters()]
@@ -63,10 +63,8 @@ def planned_messages(
             range(0, tp * shard * copies, tp * shard),
         ),
     ]
-    often = {"all_gather": micro_batches, "tp": micro_batches}
-    times = [often.get(one.kind) or often.get(one.dimension, 1) for one in found]
     return [
-        replace(one, count=number * one.count, bytes=number * one.bytes)
-        for one, number in zip(found, times)
+        replace(one, count=micro_batches * one.count, bytes=micro_batches * one.bytes)
+        for one in found
         if one.bytes and len(one.ranks) > 1
     ]

@@ -73,11 +73,8 @@ class StepMemory:
         counted = self.activations.get(STAGES[stage].gathers)
         return Activations(0, 0) if counted is None else counted.of_rows(rows * self.sequences, checkpointing)
 
-    def states(self, stage: str, devices: int, accumulates: bool = False) -> TrainingStates:
+    def states(self, stage: str, devices: int) -> TrainingStates:
         """The states that each of `devices` devices holds in a stage of STAGES.
-
-        accumulates: whether a step has several micro-batches. accelerate lets FSDP2 reduce gradients in the last alone,
-        and until then they are whole on each device.
 
         Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1. DeepSpeed keeps weights and gradients in the
         precision of the run, and fp32 copies of the weights in the optimizer; without it the weights are fp32. Frozen
@@ -94,8 +91,6 @@ class StepMemory:
         elif not by_deepspeed and not sharing.weights:
             cast = trained if self.adapted else self.parameters
             beside = HALF * cast * self.half + (gradients if devices > 1 else 0)
-        elif sharing.gathers and accumulates and not self.adapted:
-            beside = gradients
 
         def shared(size: int, splits: bool, is_base: bool = False) -> int:
             is_whole = self.adapted and not (by_deepspeed or is_base)

@@ -74,7 +74,8 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     if extra.get("deepspeed") is not None:
         extra["deepspeed"] = deepspeed_config(extra["deepspeed"])
     devices = 0 if device == "cpu" else torch.accelerator.device_count()
-    (engine or engine_for(section)).check(recipe, device, devices)
+    engine = engine or engine_for(section)
+    engine.check(recipe, device, devices)
     processes = data_ranks(section, int(os.environ.get("WORLD_SIZE", 1)))
     per_step = per_step or rows_per_step(section, processes)
     micro_batch, accumulated = micro_batches(section, processes, per_step)
@@ -82,8 +83,10 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     if total is not None:
         check_schedule(section, total)
     values = values_of(recipe, micro_batch, accumulated, total, device)
-    if device == "cuda":
-        values["accelerator_config"] = {"non_blocking": True}
+    values["accelerator_config"] = {
+        "non_blocking": device == "cuda",
+        "gradient_accumulation_kwargs": {"sync_each_batch": engine.reduces_each_batch},
+    }
     with refusals():
         arguments = TrainingArguments(**(values | extra))
     if arguments.device.type == "cpu":

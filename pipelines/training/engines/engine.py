@@ -49,6 +49,7 @@ class Engine:
     reads_pickles = False  # whether its checkpoints are shards that are read with pickle
     loads_by_itself = False  # whether its library reads checkpoints without torch's safe loading
     repeats_weights = True  # whether a weight that is not split is the same in all processes
+    reduces_each_batch = False  # whether gradients are reduced in every micro-batch of a step, not in the last alone
     autocast: "AutocastKwargs | None" = None  # how accelerate enters it; None: as it does by itself
 
     def __init__(self, section: TrainingSection, trusts_checkpoints: bool = False):

@@ -42,6 +42,7 @@ class Mesh(Engine):
     launched_by = "mesh"
     builds_late = True
     reads_pickles = True
+    reduces_each_batch = True  # else each device keeps whole gradients till the last micro-batch, 280 GB for 70B
     autocast = AutocastKwargs(cache_enabled=False)  # a cache would keep bf16 copies of all weights through a step
 
     def _check_parallelism(self) -> None:
