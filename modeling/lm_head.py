@@ -5,9 +5,13 @@ of hidden states and weight at once, and dropped, so memory grows with R x V, no
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, make_dataclass
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -134,22 +138,77 @@ class LanguageModelHead(nn.Linear):
         if labels is None:
             logits = super().forward(hidden_states)
             return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
-        flat = (hidden_states.flatten(0, -2), self.weight, labels.flatten(), num_items_in_batch)
-        options = {"softcap": self.softcap, "bias": self.bias, "label_smoothing": label_smoothing}
+        part, (weight, bias) = VocabularyPart.of(self.weight), map(_local, (self.weight, self.bias))
+        flat = (hidden_states.flatten(0, -2), weight, labels.flatten(), num_items_in_batch)
+        options = {"softcap": self.softcap, "bias": bias, "label_smoothing": label_smoothing, "part": part}
         loss, losses = linear_cross_entropy(*flat, **options, return_losses=True)
         return loss, losses.view(labels.shape)
+
+
+class VocabularyPart(NamedTuple):
+    """The part of a vocabulary of `size` entries, from the entry `first` on, whose weights this process has.
+
+    group: the processes that have its parts, of `most` entries at most.
+    """
+
+    group: Any
+    first: int
+    most: int
+    size: int
+
+    @classmethod
+    def of(cls, weight) -> "VocabularyPart | None":
+        """The part by the weight of a head, a DTensor that tensor parallelism has split into rows; None: the whole."""
+        mesh = getattr(weight, "device_mesh", None)
+        if mesh is None:
+            return None
+        most = -(-weight.shape[0] // mesh.size())
+        return cls(mesh.get_group(), mesh.get_local_rank() * most, most, weight.shape[0])
+
+    def own(self, target_R1, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries of the vocabulary (R, 1) -> their places in this part, 0 for others'; whether they are in it."""
+        target_R1 = target_R1 - self.first
+        is_own_R1 = (target_R1 >= 0) & (target_R1 < width)
+        return torch.where(is_own_R1, target_R1, 0), is_own_R1
+
+    def summed(self, *values) -> tuple[torch.Tensor, ...]:
+        """The sums over all parts of tensors of one shape, by one reduction."""
+        together = torch.stack(values)
+        dist.all_reduce(together, group=self.group)
+        return together.unbind()
+
+
+def _local(weight):
+    """The part of a weight that this process has."""
+    return weight.to_local() if hasattr(weight, "to_local") else weight
+
+
+@contextmanager
+def _unhooked(head) -> Iterator[None]:
+    """In the block a head has its class's forward, without transformers' hook, which gathers the logits of all parts.
+
+    Other hooks, by which FSDP2 gathers a weight for one forward, stay.
+    """
+    hook = vars(head).pop("forward", None)
+    try:
+        yield
+    finally:
+        if hook is not None:
+            head.forward = hook
 
 
 def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, label_smoothing=0.0, finish=None):
     """(B, T, D) and labels (B, T), aligned with the predictions -> (scalar loss, (B, T) losses), without the logits.
 
     The (B, T) losses are cross-entropies without smoothing and without gradients; 0 for labels that are not counted.
-    A LanguageModelHead computes them from its weight. Tensor parallelism splits that weight and hooks the head
-    (transformers sets `_is_hooked`), and PEFT wraps heads. Such heads compute logits, a chunk at a time and again in
-    the backward pass. finish: scales and caps these logits, where the head does not.
+    A LanguageModelHead computes them from its weight, or from the part of it that tensor parallelism has left it. PEFT
+    wraps heads, and transformers hooks others (it sets `_is_hooked`). Such heads compute logits, a chunk at a time and
+    again in the backward pass. finish: scales and caps these logits, where the head does not.
     """
-    if isinstance(head, LanguageModelHead) and not getattr(head, "_is_hooked", False):
-        return head(hidden_states, labels, num_items_in_batch, label_smoothing)
+    is_hooked = getattr(head, "_is_hooked", False)
+    if isinstance(head, LanguageModelHead) and (not is_hooked or hasattr(head.weight, "device_mesh")):
+        with _unhooked(head):
+            return head(hidden_states, labels, num_items_in_batch, label_smoothing)
 
     def chunk_losses(hidden, targets):
         logits = head(hidden) if finish is None else finish(head(hidden))
@@ -199,14 +258,17 @@ _add_product_compiled = torch.library.custom_op(
 _add_product_compiled.register_fake(lambda total_VD, a_RV, b_RD: None)
 
 
-def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_gradient, needs_bias) -> tuple:
+def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, part, needs_gradient, needs_bias) -> tuple:
     """Returns the summed loss, the losses without smoothing (R), (e - s target) (R, V), counted / s (R, 1) and the
     bias's gradient (V), None where not needed; e and s as in `_by_rows`.
 
     target is what the row's softmax should be: onehot(label), or with smoothing eps (1 - eps) onehot(label) + eps / V.
+    part: None, or the VocabularyPart of the V weights: maxima and sums over the vocabulary are reduced over all parts.
     """
-    counted_R1 = (labels_R != IGNORE_INDEX)[:, None]
+    counted_R1, width = (labels_R != IGNORE_INDEX)[:, None], weight_VD.shape[0]
     target_R1 = torch.where(counted_R1, labels_R[:, None], 0)
+    if part is not None:
+        target_R1, is_own_R1 = part.own(target_R1, width)
     logits_RV = (x_RD @ weight_VD.t() if bias_V is None else torch.addmm(bias_V, x_RD, weight_VD.t())).float()
     if softcap is not None:
         logits_RV.div_(softcap).tanh_()
@@ -214,9 +276,15 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
         logits_RV.mul_(softcap)
     at_target_R1, top_R1 = logits_RV.gather(1, target_R1), logits_RV.amax(dim=-1, keepdim=True)
     mean_R1 = logits_RV.mean(dim=-1, keepdim=True) if smoothing else None
+    if part is not None:
+        dist.all_reduce(top_R1, dist.ReduceOp.MAX, group=part.group)
     # Values near 1e-38 have denormal products, ten times slower (a fresh T5's logits); beside 1, e^-60 counts as 0.
     e_RV = torch.threshold_(logits_RV.sub_(top_R1), -60, -torch.inf).exp_()
     s_R1 = e_RV.sum(dim=-1, keepdim=True)
+    if part is not None:
+        means = [mean_R1 * (width / part.size)] if smoothing else []
+        s_R1, at_target_R1, *means = part.summed(s_R1, torch.where(is_own_R1, at_target_R1, 0), *means)
+        mean_R1 = means[0] if smoothing else None
     log_sum_R1 = s_R1.log() + top_R1
     losses_R1 = torch.where(counted_R1, log_sum_R1 - at_target_R1, 0)
     loss = losses_R1.sum()
@@ -226,13 +294,15 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     if not needs_gradient:
         return loss, losses_R, None, None, None
     s_at_label_R1 = s_R1 if not smoothing else (1 - smoothing) * s_R1
+    if part is not None:
+        s_at_label_R1 = torch.where(is_own_R1, s_at_label_R1, 0)
     if torch.compiler.is_compiling():  # compiled, the comparison is fused; a scatter would copy e
         columns = torch.arange(e_RV.shape[1], device=e_RV.device)
         e_RV = e_RV - torch.where(columns == target_R1, s_at_label_R1, 0)
     else:
         e_RV.scatter_add_(1, target_R1, -s_at_label_R1)
     if smoothing:
-        e_RV = e_RV.sub_(s_R1 * (smoothing / e_RV.shape[1]))
+        e_RV = e_RV.sub_(s_R1 * (smoothing / (width if part is None else part.size)))
     if softcap is not None:
         e_RV = e_RV.mul_(slope_RV)
     scale_R1 = counted_R1 / s_R1
@@ -241,7 +311,7 @@ def _loss_of_rows(x_RD, weight_VD, bias_V, labels_R, softcap, smoothing, needs_g
     return loss, losses_R, e_RV.to(x_RD.dtype), scale_R1, grad_bias_V
 
 
-def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing, needs) -> tuple:
+def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing, part, needs) -> tuple:
     """The summed loss, the losses (N) and the gradients of x, weight and bias, by three products per chunk of rows.
 
     With e = exp(logits - max) and s = sum of e, the gradient of a row's loss is (e - s target) / s. The division and
@@ -254,7 +324,7 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
     for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
         x_RD = x_RD.to(dtype)
         loss, losses_R, e_RV, scale_R1, bias_part = _loss_of_rows(
-            x_RD, weight, bias, labels_R, softcap, smoothing, any(needs), needs_bias
+            x_RD, weight, bias, labels_R, softcap, smoothing, part, any(needs), needs_bias
         )
         total = total + loss
         losses.append(losses_R)
@@ -271,7 +341,10 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
         if needs_bias:
             grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
         del e_RV  # else it is still in memory while the next chunk's is computed
-    return total, torch.cat(losses), torch.cat(grads_x) if needs_x else None, grad_weight, grad_bias
+    grad_x = torch.cat(grads_x) if needs_x else None
+    if needs_x and part is not None:
+        dist.all_reduce(grad_x, group=part.group)
+    return total, torch.cat(losses), grad_x, grad_weight, grad_bias
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
@@ -281,9 +354,9 @@ class _LinearCrossEntropySum(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing):
+    def forward(ctx, x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing, part):
         inputs, needs = (x_ND, weight_VD, bias_V, labels_N, dtype), ctx.needs_input_grad[:3]
-        total, losses_N, *gradients = _by_rows(*inputs, rows, softcap, smoothing, needs)
+        total, losses_N, *gradients = _by_rows(*inputs, rows, softcap, smoothing, part, needs)
         ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(losses_N)
         return total, losses_N
@@ -297,7 +370,7 @@ class _LinearCrossEntropySum(torch.autograd.Function):
         else:  # they are not needed again; scaling a copy would cost a second [V, D]
             ctx.maybe_clear_saved_tensors()
             scaled = (None if g is None else g.mul_(grad_total) for g in gradients)
-        return *scaled, None, None, None, None, None
+        return *scaled, None, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -310,6 +383,7 @@ def linear_cross_entropy(
     bias: torch.Tensor | None = None,
     label_smoothing: float = 0.0,
     return_losses: bool = False,
+    part: VocabularyPart | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Cross-entropy of `hidden @ weight.T + bias` against `labels`, in fp32, as a scalar.
 
@@ -321,6 +395,7 @@ def linear_cross_entropy(
             2016, section 7; Vaswani et al. 2017, section 5.4), as in torch's `cross_entropy`.
         return_losses: return (the scalar, the cross-entropy (N,) of each label), the latter without smoothing and
             without gradients; 0 where it is not counted.
+        part: that of the vocabulary whose weight, and bias, are given; None: they are those of all of it.
 
     Under autocast the products run in the autocast dtype, as those of a Linear layer do.
     """
@@ -329,9 +404,10 @@ def linear_cross_entropy(
     device_type, dtype = hidden.device.type, hidden.dtype
     if torch.is_autocast_enabled(device_type):
         dtype = torch.get_autocast_dtype(device_type)
-    rows = _rows_per_chunk(hidden.shape[0], weight.shape[0], dtype, logits_per_chunk, softcap)
+    width = weight.shape[0] if part is None else part.most  # all processes cut the same chunks
+    rows = _rows_per_chunk(hidden.shape[0], width, dtype, logits_per_chunk, softcap)
     with torch.autocast(device_type, enabled=False):
-        options = (dtype, rows, softcap, label_smoothing)
+        options = (dtype, rows, softcap, label_smoothing, part)
         total, losses = _LinearCrossEntropySum.apply(hidden, weight, bias, labels, *options)
     if num_items_in_batch is None:
         num_items_in_batch = (labels != IGNORE_INDEX).sum()

@@ -89,12 +89,21 @@ def on_base(name_or_path: str) -> Iterator[None]:
         _base_instead.reset(token)
 
 
+def base_instead(named: str | None) -> str | None:
+    """What stands in for the base that an adapter names, and with it for the same model elsewhere; else the same."""
+    return _base_instead.get() or named
+
+
+def named_base(folder: str | Path) -> str | None:
+    """The base as an adapter names it, wherever that may be now; None for what is no adapter."""
+    return _config(folder).get("base_model_name_or_path") if is_adapter(folder) else None
+
+
 def base_of(folder: str | Path) -> str:
     """The base model of an adapter: a folder or a repository on the Hub. Raises UserError where it names none."""
-    if (instead := _base_instead.get()) is not None:
-        return native_folder(instead)
-    file, base = Path(folder).expanduser() / ADAPTER_CONFIG, _config(folder).get("base_model_name_or_path")
+    base = base_instead(named_base(folder))
     if not base:
+        file = Path(folder).expanduser() / ADAPTER_CONFIG
         raise UserError(f"{file} names no base_model_name_or_path; say it by --base-model NAME")
     return native_folder(base)
 
@@ -103,7 +112,10 @@ def check_base_found(folder: str | Path) -> None:
     """Raise UserError for an adapter whose base is no folder here, nor a repository that can be had."""
     base = base_of(folder)
     if not Path(base).expanduser().is_dir() and _commit_of(base) is None:
-        raise UserError(f"{folder} is an adapter of {base}, which is not found here; name it by --base-model NAME")
+        raise UserError(
+            f"{folder} is an adapter of {base}, which is not found here; name it by --base-model NAME, or in its "
+            f"{ADAPTER_CONFIG}"
+        )
 
 
 def tokenizer_place(name_or_path: str | Path) -> str:

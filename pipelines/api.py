@@ -59,7 +59,7 @@ class Run:
     @property
     def history(self) -> list[dict[str, Any]]:
         """Every logged line of metrics.jsonl that is not damaged, in order."""
-        from .storage.metrics_file import read_metrics
+        from .reporting.run_log import read_metrics
 
         return read_metrics(self.path / "metrics.jsonl")[0]
 

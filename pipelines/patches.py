@@ -22,12 +22,22 @@ class Patch:
 
 PATCHES = (
     Patch("_initialize_weights", "transformers.modeling_utils", "weights are recorded, and drawn later: late_weights"),
-    Patch("empty", "torch", "memory that no weight was written into shows as nan: checks/unwritten"),
+    Patch("empty", "torch", "memory that no weight was written into shows as nan: saving_law"),
     Patch("empty_like", "torch", "as empty"),
+    Patch("resize_", "torch.distributed.fsdp._fully_shard._fsdp_param", "FSDP2 frees weights so: rehearsal/ledger"),
+    Patch("_tied_params_are_equal", "transformers.modeling_utils", "fake weights have no values: rehearsal/step"),
+    Patch(
+        "to", "torch.nn.modules.module", "fake weights are where they are to be, and torch moves none: rehearsal/step"
+    ),
     Patch("save", "torch.export", "its writer aborts the process where the disk is full: serving/export_model"),
     Patch("save_only_model", "transformers.trainer", "Trainer refuses to save states of split models; Mesh saves them"),
     Patch("_tp_size", "transformers.modeling_utils", "accelerate would share rows by it; Mesh.share_rows does"),
     Patch("distributed_config", "transformers.modeling_utils", "Mesh has gathered the weights that are saved"),
+    Patch(
+        "apply_fully_sharded_data_parallelism",
+        "transformers.distributed.mixin",
+        "a tied head is split together with the embeddings: mesh",
+    ),
     Patch(
         "_is_distributed_loading_by_transformers",
         "transformers.distributed.mixin",

@@ -92,14 +92,14 @@ def watched(items: Sequence, what: str) -> Iterator:
 
 
 def _shown(items: Sequence, what: str) -> Iterator:
-    if os.environ.get("RANK", "0") != "0":
-        yield from items
-    elif sys.stdout.isatty():
+    if is_shown():
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         columns = TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
         with Progress(*columns, transient=True) as bar:
             yield from bar.track(items, description=what)
+    elif os.environ.get("RANK", "0") != "0":
+        yield from items
     else:
         began = said = time.monotonic()
         for done, item in enumerate(items):
@@ -111,8 +111,9 @@ def _shown(items: Sequence, what: str) -> Iterator:
             yield item
 
 
-def say(sentences: Iterable[str]) -> None:
+def say(sentences: str | Iterable[str]) -> None:
     """Print lines for the user on standard error, because programs may read the output; once for all processes."""
+    sentences = [sentences] if isinstance(sentences, str) else sentences
     for sentence in sentences if os.environ.get("RANK", "0") == "0" else ():
         print(f"anyformer: {sentence}", file=sys.stderr, flush=True)
 
@@ -120,7 +121,12 @@ def say(sentences: Iterable[str]) -> None:
 @cache
 def say_once(sentence: str) -> None:
     """Print a line on standard error, once in a process, and in one process of a run."""
-    say([sentence])
+    say(sentence)
+
+
+def is_shown() -> bool:
+    """Whether bars of work that is being done are drawn: on a terminal, by the first process."""
+    return sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
@@ -129,7 +135,6 @@ def working(what: str) -> Iterator[None]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    shown = sys.stdout.isatty() and os.environ.get("RANK", "0") == "0"
-    with Progress(*columns, disable=not shown, transient=True) as bar:
+    with Progress(*columns, disable=not is_shown(), transient=True) as bar:
         bar.add_task(what, total=None)
         yield

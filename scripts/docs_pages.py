@@ -5,6 +5,7 @@ notebooks are included. In a page written by hand, `<!-- settings: causal -->` s
 so do `presets: FAMILY`, `recipes: FAMILY` and `results: RECIPE, RECIPE` for other tables. Nothing is downloaded.
 """
 
+import argparse
 import json
 import os
 import re
@@ -17,7 +18,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.append(str(ROOT))  # where anyformer is not installed
-from anyformer.pipelines.recipes.introspection import family_names  # noqa: E402
+from anyformer.pipelines.cli.legality_table import legality_markdown  # noqa: E402
+from anyformer.pipelines.cli.listing import TABLES, family_rows, preset_rows, summary  # noqa: E402
+from anyformer.pipelines.cli.parser import build_parser  # noqa: E402
+from anyformer.pipelines.cli.settings_help import REST, by_section  # noqa: E402
+from anyformer.pipelines.plugins import OBJECTIVES  # noqa: E402
+from anyformer.pipelines.recipes.compose import load_preset, names_of  # noqa: E402
+from anyformer.pipelines.recipes.field_docs import describe_family, describe_objective  # noqa: E402
+from anyformer.pipelines.recipes.introspection import family_names, family_texts  # noqa: E402
+from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml  # noqa: E402
+
+import anyformer  # noqa: E402
+from anyformer import modeling  # noqa: E402
 
 NOTEBOOKS = ROOT / "notebooks"
 # Files and folders of the repository that pages link to -> the pages of the site that take their place.
@@ -30,6 +42,7 @@ INCLUDED = {
     "pipelines/recipes/schema.py": "reference/settings.md",
     "pipelines/cli/parser.py": "reference/commands.md",
     "pipelines/cli/listing.py": "reference/lists.md",
+    "modeling/rules/kinds.py": "reference/legality.md",
     "anyformer/__init__.py": "reference/python.md",
     "modeling/decoder.py": "reference/fields_decoder.md",
     "modeling/moe.py": "reference/fields_moe.md",
@@ -42,6 +55,10 @@ LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)]*)?\))")
 
 
 # ------------------------------------------------------------------------------------------------- small parts
+
+
+def joined(*parts: str) -> str:
+    return "\n\n".join(parts) + "\n"
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
@@ -82,9 +99,6 @@ def recipe_source(name: str) -> str:
 
 def family_of(name: str) -> str:
     """The family that a recipe trains; if it starts from another recipe's run, that recipe's family."""
-    from anyformer.pipelines.recipes.compose import load_preset
-    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
-
     model = shipped_yaml("recipes", name)["model"]
     if "family" in model:
         return model["family"]
@@ -137,9 +151,6 @@ def results_of(*names: str) -> str:
 
 
 def recipes_page() -> str:
-    from anyformer.pipelines.cli.listing import family_rows
-    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
-
     places, families = places_of_learning(), {}
     for name in sorted(shipped("recipes"), key=lambda name: (name != "quickstart", name)):
         families.setdefault(family_of(name), []).append(name)
@@ -158,7 +169,7 @@ def recipes_page() -> str:
         ),
     ]
     for family, words, _ in family_rows():
-        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [the family's page](families/{family}.md)."]
+        parts += [f"## {family}", f"{words[0].upper()}{words[1:]}: [more about it](families.md#{family})."]
         for name in families.get(family, []):
             recipe = shipped_yaml("recipes", name)
             learned = (recipe.get("task") or recipe.get("objective") or {}).get("name", "causal")
@@ -172,14 +183,12 @@ def recipes_page() -> str:
                 results_of(name),
                 f'??? note "configs/recipes/{name}.yaml"\n\n    ```yaml\n{indented}\n    ```',
             ]
-    return "\n\n".join(parts) + "\n"
+    return joined(*parts)
 
 
 def recipes_of(family: str) -> str:
-    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
-
     rows = [name for name in shipped("recipes") if family_of(name) == family]
-    described = [(f"[{name}](../recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
+    described = [(f"[{name}](recipes.md#{name})", shipped_yaml("recipes", name)["description"]) for name in rows]
     return table(("recipe", "what it trains"), described)
 
 
@@ -187,9 +196,6 @@ def recipes_of(family: str) -> str:
 
 
 def settings_page() -> str:
-    from anyformer.pipelines.cli.settings_help import REST, by_section
-    from anyformer.pipelines.recipes.compose import names_of
-
     fields = ", ".join(f"[{family}](fields_{family}.md)" for family in family_names())
     parts = [
         "# Settings of a recipe",
@@ -204,40 +210,27 @@ def settings_page() -> str:
             parts += [f"## {section}", f"`{section}.name` decides which settings there are: {', '.join(links)}."]
         else:
             parts += [f"## {section}", settings_table(rows)]
-    return "\n\n".join(parts) + "\n"
+    return joined(*parts)
 
 
 def fields_page(family: str) -> str:
     """What `anyformer list fields FAMILY` prints, and what the config's docstrings say of it."""
-    from anyformer.pipelines.recipes.field_docs import describe_family
-    from anyformer.pipelines.recipes.introspection import family_texts
-
     texts = [text.partition("\n\nRaises:")[0] for text in family_texts(family)]
-    return (
-        "\n\n".join(
-            [
-                f"# Fields of {family}",
-                f"Every field that a recipe's `model` takes for the family [{family}](../families/{family}.md), as its "
-                f"config does in Python; made from the config. `anyformer list fields {family}` prints the "
-                "same, and [what goes together](../legality.md) has the combinations.",
-                settings_table(describe_family(family)),
-                "## How they belong together",
-                *texts,
-            ]
-        )
-        + "\n"
+    return joined(
+        f"# Fields of {family}",
+        f"Every field that a recipe's `model` takes for the family [{family}](../families.md#{family}), as its config "
+        f"does in Python; made from the config. `anyformer list fields {family}` prints the same, and [what goes "
+        "together](legality.md) has the combinations.",
+        settings_table(describe_family(family)),
+        "## How they belong together",
+        *texts,
     )
 
 
 def settings_of(name: str) -> str:
     """What `anyformer list NAME` prints of an objective or task, and the recipes that use it."""
-    from anyformer.pipelines.cli.listing import summary
-    from anyformer.pipelines.plugins import OBJECTIVES
-    from anyformer.pipelines.recipes.field_docs import describe_objective
-    from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
-
     cls = OBJECTIVES[name]
-    families = ", ".join(f"[{family}](../families/{family}.md)" for family in cls.families)
+    families = ", ".join(f"[{family}](../families.md#{family})" for family in cls.families)
     metrics = ", ".join(f"`{metric}`" for metric in cls.metric_names()) or "none"
     users = [
         recipe
@@ -249,19 +242,15 @@ def settings_of(name: str) -> str:
     rows = list(describe_objective(name))
     shown = settings_table(rows)
     details = f'??? note "settings of {name}"\n\n' + "\n".join(f"    {line}".rstrip() for line in shown.splitlines())
-    return f"{summary(cls)}.\n\nFamilies: {families}. Metrics: {metrics}. Recipes: {links}.\n\n{details}\n"
+    return f"{summary(name, cls)}.\n\nFamilies: {families}. Metrics: {metrics}. Recipes: {links}.\n\n{details}\n"
 
 
 def presets_of(family: str) -> str:
-    from anyformer.pipelines.cli.listing import preset_rows
-
     rows = [(f"`{name}`", count, line) for name, row_family, count, line in preset_rows() if row_family == family]
     return table(("preset", "parameters", "architecture"), rows)
 
 
 def lists_page() -> str:
-    from anyformer.pipelines.cli.listing import TABLES
-
     parts = ["# Presets, metrics, suites, sources", "What recipes can name, as `anyformer list` prints it."]
     for kind in ("presets", "metrics", "suites", "stories", "sources", "families"):
         make, columns = TABLES[kind]
@@ -269,15 +258,16 @@ def lists_page() -> str:
         lines = table(columns, [("", *rest) for _, *rest in rows]).splitlines()
         lines[2:] = [f"| {first} |{line[4:]}" for (first, *_), line in zip(rows, lines[2:])]
         parts += [f"## {kind}", "\n".join(lines)]
-    return "\n\n".join(parts) + "\n"
+    return joined(*parts)
+
+
+def legality_page() -> str:
+    """What `anyformer list --legal` prints."""
+    return legality_markdown()
 
 
 def commands_page() -> str:
     """The help of every verb, as a terminal of 100 columns shows it."""
-    import argparse
-
-    from anyformer.pipelines.cli.parser import build_parser
-
     os.environ["COLUMNS"], before = "100", os.environ.get("COLUMNS")
     try:
         parser = build_parser()
@@ -286,14 +276,11 @@ def commands_page() -> str:
         parts += [f"## {verb}\n\n```text\n{command.format_help()}```" for verb, command in verbs.choices.items()]
     finally:
         os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
-    return "\n\n".join(parts) + "\n"
+    return joined(*parts)
 
 
 def python_page() -> str:
     """Every public name with its docstring; mkdocstrings reads them from the sources, without importing them."""
-    import anyformer
-    from anyformer import modeling
-
     groups: dict[str, list[str]] = {"Runs, data and conversion": [], "Extending": [], "Models": []}
     for name, module in anyformer._EXPORTS.items():
         models, extends = module == "anyformer.modeling", name.startswith("register") or name in EXTENDING
@@ -310,7 +297,7 @@ def python_page() -> str:
     ]
     for title, entries in groups.items():
         parts += [f"## {title}", *entries]
-    return "\n\n".join(parts) + "\n"
+    return joined(*parts)
 
 
 def module_of(package: Path, name: str) -> str:
@@ -336,7 +323,7 @@ def notebook_page(file: Path) -> str:
         source = "".join(entry["source"])
         parts.append(source if entry["cell_type"] == "markdown" else f"```python\n{source}\n```")
     parts.insert(1, f"[The notebook: {file.name}](../../notebooks/{file.name})")
-    return "\n\n".join(parts) + "\n"
+    return joined(*parts)
 
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -345,6 +332,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     **{f"reference/fields_{family}.md": partial(fields_page, family) for family in family_names()},
     "reference/commands.md": commands_page,
     "reference/lists.md": lists_page,
+    "reference/legality.md": legality_page,
     "reference/python.md": python_page,
     "results.md": lambda: included("RESULTS.md"),
     "contributing.md": lambda: included("CONTRIBUTING.md"),

@@ -150,7 +150,7 @@ def in_float64():
 @pytest.fixture
 def poison_empty_memory():
     """A function: from its call on memory that nobody has written to holds nan, so that a forgotten weight shows."""
-    from anyformer.pipelines.checks.unwritten import unwritten_is_nan
+    from anyformer.pipelines.checks.laws.saving_law import unwritten_is_nan
 
     with contextlib.ExitStack() as stack:
         yield lambda: stack.enter_context(unwritten_is_nan())

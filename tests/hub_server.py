@@ -1,7 +1,7 @@
 """A small look-alike of the Hugging Face Hub's HTTP API for offline tests: standard library, loopback only.
 
-It speaks what publishing, pushing and loading ask for: whoami, repository create, preupload, commit (inline files and
-LFS pointers), git-LFS upload, repository info, tree, branches, resolve (HEAD, GET), the Hub's error codes,
+It speaks what publishing, pushing and loading models ask for: whoami, repository create, preupload, commit (inline
+files and LFS pointers), git-LFS upload, repository info, tree, branches, resolve (HEAD, GET), the Hub's error codes,
 and private repositories. The token `hf_test` is user "tester". It does not speak Xet: switch that off in the client.
 
 `failures` (regex of a path: status) injects errors, `requests` lists what came.
@@ -10,17 +10,15 @@ and private repositories. The token `hf_test` is user "tester". It does not spea
 import base64
 import hashlib
 import json
-import os
 import re
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 import yaml
 
-SINGULAR = {"models": "model", "datasets": "dataset", "spaces": "space"}
+USERS = {"hf_test": "tester"}  # token -> name
 ALWAYS_LFS = re.compile(r"\.(safetensors|bin|pt|pth|parquet|arrow|gz)$")
 LFS_THRESHOLD, TEXT_THRESHOLD = 4096, 10 << 20  # bytes from which a binary, a text file is stored as LFS
 GITATTRIBUTES = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
@@ -34,6 +32,11 @@ def git_blob_id(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
+def front_matter(text: str) -> dict:
+    front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
+    return (yaml.safe_load(front.group(1)) if front else None) or {}
+
+
 class HubError(Exception):
     """An answer with an error status; `code` is the Hub's X-Error-Code."""
 
@@ -41,60 +44,35 @@ class HubError(Exception):
         self.status, self.code, self.message, self.headers = status, code, message or code, headers or {}
 
 
-class Store:
-    """Repositories as JSON files beside a pool of blobs named by their hash."""
-
-    def __init__(self, root: Path):
-        self.root, self.lock = Path(root), threading.RLock()
-        (self.root / "blobs").mkdir(parents=True, exist_ok=True)
-
-    def blob(self, oid: str) -> Path:
-        return self.root / "blobs" / os.path.basename(oid)
-
-    def put_blob(self, oid: str, data: bytes) -> None:
-        self._replace(self.blob(oid), data)
-
-    def repo_file(self, kind: str, repo_id: str) -> Path:
-        return self.root / "repos" / kind / f"{repo_id.replace('/', '--')}.json"
-
-    def load(self, kind: str, repo_id: str) -> dict | None:
-        try:
-            return json.loads(self.repo_file(kind, repo_id).read_text())
-        except FileNotFoundError:
-            return None
-
-    def save(self, kind: str, repo_id: str, repo: dict) -> None:
-        self._replace(self.repo_file(kind, repo_id), json.dumps(repo).encode())
-
-    def commit(self, repo: dict, branch: str, files: dict, title: str, message: str = "") -> str:
-        parent = repo["refs"].get(branch)
-        sha = hashlib.sha1(json.dumps([parent, files, title, time.time_ns()]).encode()).hexdigest()
-        repo["commits"][sha] = {"parent": parent, "files": files, "title": title, "message": message, "date": now()}
-        repo["refs"][branch] = sha
-        return sha
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{threading.get_ident()}.tmp")
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-
-
 class HubServer(ThreadingHTTPServer):
-    """The server and what its requests share."""
+    """The server, its repositories and what its requests share."""
 
     daemon_threads = True
 
-    def __init__(self, root: Path):
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.store = Store(root)
-        self.users = {"hf_test": "tester"}  # token -> name
+        self.lock = threading.RLock()
+        self.repos: dict[str, dict] = {}  # name -> whether it is private, branches, commits
+        self.blobs: dict[str, bytes] = {}  # hash -> content
         self.failures: dict[str, int] = {}  # regex of a path -> status
         self.requests: list[tuple[str, str, int]] = []  # method, path, bytes of the body
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
+
+    def keep(self, data: bytes) -> dict:
+        """The entry of a file that is not LFS."""
+        oid = git_blob_id(data)
+        self.blobs[oid] = data
+        return {"oid": oid, "size": len(data)}
+
+    def add_commit(self, repo: dict, branch: str, files: dict) -> str:
+        parent = repo["refs"].get(branch)
+        sha = hashlib.sha1(json.dumps([parent, files, time.time_ns()]).encode()).hexdigest()
+        repo["commits"][sha] = {"files": files, "date": now()}
+        repo["refs"][branch] = sha
+        return sha
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -106,14 +84,14 @@ class Handler(BaseHTTPRequestHandler):
     # ---- plumbing
 
     def do_GET(self):
-        url = urlsplit(self.path)
-        path, self.query = url.path, parse_qs(url.query)
+        path = urlsplit(self.path).path
         self.body = self._read_body()
         self.server.requests.append((self.command, path, len(self.body)))
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ").strip()
-        self.user = self.server.users.get(token)
+        self.user = USERS.get(token)
         try:
-            self._dispatch(path)
+            with self.server.lock:
+                self._dispatch(path)
         except HubError as error:
             headers = {"X-Error-Code": error.code, "X-Error-Message": error.message} if error.code else {}
             self.answer({"error": error.message}, error.status, headers | error.headers)
@@ -131,10 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         for methods, pattern, action in ROUTES:
             match = pattern.fullmatch(path)
             if match and self.command in methods:
-                groups = {name: unquote(value) if value else value for name, value in match.groupdict().items()}
-                if "kind" in groups:
-                    groups["kind"] = SINGULAR[(groups["kind"] or "models").rstrip("/")]
-                return action(self, **groups)
+                return action(self, **{name: unquote(value) for name, value in match.groupdict("").items()})
         raise HubError(404, message=f"no route for {self.command} {path}")
 
     def _read_body(self) -> bytes:
@@ -147,9 +122,9 @@ class Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return body
 
-    def answer(self, data=None, status: int = 200, headers: dict | None = None) -> None:
+    def answer(self, data, status: int = 200, headers: dict | None = None) -> None:
         """Send `data` as it is if bytes, otherwise as JSON."""
-        content = data if isinstance(data, bytes) else b"" if data is None else json.dumps(data).encode()
+        content = data if isinstance(data, bytes) else json.dumps(data).encode()
         self.send_response(status)
         headers = {"Content-Type": "application/json", "Content-Length": len(content)} | (headers or {})
         for name, value in headers.items():
@@ -161,13 +136,6 @@ class Handler(BaseHTTPRequestHandler):
     def json(self) -> dict:
         return json.loads(self.body or b"{}")
 
-    @property
-    def host(self) -> str:
-        return f"http://{self.headers['Host']}"
-
-    def repo_url(self, kind: str, repo_id: str) -> str:
-        return f"{self.host}/{'' if kind == 'model' else kind + 's/'}{repo_id}"
-
     # ---- access
 
     def logged_in(self) -> str:
@@ -175,127 +143,81 @@ class Handler(BaseHTTPRequestHandler):
             raise HubError(401, message="Invalid username or password.")
         return self.user
 
-    def repo(self, kind: str, repo_id: str, write: bool = False) -> dict:
+    def repo(self, repo_id: str, write: bool = False) -> dict:
         if write:
             self.logged_in()
-        repo = self.server.store.load(kind, repo_id)
-        owner = repo_id.split("/")[0]
-        if repo is None or (repo["private"] and self.user != owner and not repo["org"]):
+        repo, is_owner = self.server.repos.get(repo_id), self.user == repo_id.split("/")[0]
+        if repo is None or (repo["private"] and not is_owner):
             raise HubError(404 if self.user else 401, "RepoNotFound", "Repository not found")
-        if write and owner != self.user and not repo["org"]:
+        if write and not is_owner:
             raise HubError(403, message="You don't have the rights")
         return repo
 
-    def commit_of(self, repo: dict, revision: str | None) -> tuple[str, dict]:
-        """Resolve a branch, tag or commit to (commit, its files by path)."""
-        revision = revision or "main"
-        sha = repo["refs"].get(revision)
-        sha = sha or (revision if revision in repo["commits"] else None)
-        if not sha:
+    def commit_of(self, repo: dict, revision: str) -> tuple[str, dict]:
+        """Resolve a branch or commit to (commit, its files by path)."""
+        sha = repo["refs"].get(revision or "main", revision)
+        if sha not in repo["commits"]:
             raise HubError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return sha, repo["commits"][sha]["files"]
 
     # ---- account and repositories
 
     def whoami(self):
-        token = {"displayName": "test", "role": "write"}
-        name = self.logged_in()
-        self.answer(
-            {"type": "user", "id": "0", "name": name, "fullname": name, "orgs": [], "auth": {"accessToken": token}}
-        )
+        name, token = self.logged_in(), {"displayName": "test", "role": "write"}
+        account = {"type": "user", "id": "0", "name": name, "fullname": name, "orgs": []}
+        self.answer(account | {"auth": {"accessToken": token}})
 
     def create(self):
-        user, wanted, store = self.logged_in(), self.json(), self.server.store
-        kind, owner = wanted.get("type") or "model", wanted.get("organization") or user
-        repo_id = f"{owner}/{wanted['name']}"
-        if owner != user and owner in self.server.users.values():
-            raise HubError(403, message=f"You don't have the rights to create a {kind} under the namespace {owner}")
-        with store.lock:
-            if store.load(kind, repo_id):
-                return self.answer({"error": "You already created this repo", "url": self.repo_url(kind, repo_id)}, 409)
-            private = bool(wanted.get("private") or wanted.get("visibility") == "private")
-            repo = {"private": private, "org": owner != user, "created": now(), "refs": {}, "commits": {}}
-            oid = git_blob_id(GITATTRIBUTES)
-            store.put_blob(oid, GITATTRIBUTES)
-            store.commit(repo, "main", {".gitattributes": {"oid": oid, "size": len(GITATTRIBUTES)}}, "initial commit")
-            store.save(kind, repo_id, repo)
-        self.answer({"url": self.repo_url(kind, repo_id), "name": repo_id, "id": repo_id})
+        wanted = self.json()
+        repo_id = f"{wanted.get('organization') or self.logged_in()}/{wanted['name']}"
+        url = f"{self.server.url}/{repo_id}"
+        if repo_id in self.server.repos:
+            return self.answer({"error": "You already created this repo", "url": url}, 409)
+        private = bool(wanted.get("private") or wanted.get("visibility") == "private")
+        repo = {"private": private, "created": now(), "refs": {}, "commits": {}}
+        self.server.add_commit(repo, "main", {".gitattributes": self.server.keep(GITATTRIBUTES)})
+        self.server.repos[repo_id] = repo
+        self.answer({"url": url, "name": repo_id, "id": repo_id})
 
-    def info(self, kind, repo_id, revision=None):
-        repo = self.repo(kind, repo_id)
+    def info(self, repo_id, revision):
+        repo = self.repo(repo_id)
         sha, files = self.commit_of(repo, revision)
-        card = self._card_data(files)
-        siblings = [{"rfilename": path} for path in sorted(files)]
-        if "blobs" in self.query:
-            siblings = [
-                {"rfilename": path, "size": file["size"], "blobId": file["oid"]} | lfs_entry(file, "sha256")
-                for path, file in sorted(files.items())
-            ]
-        self.answer(
-            {
-                "_id": hashlib.md5(repo_id.encode()).hexdigest()[:24],
-                "id": repo_id,
-                "modelId": repo_id,
-                "author": repo_id.split("/")[0],
-                "sha": sha,
-                "private": repo["private"],
-                "gated": False,
-                "disabled": False,
-                "downloads": 0,
-                "likes": 0,
-                "tags": card.get("tags") or [],
-                "cardData": card,
-                "siblings": siblings,
-                "createdAt": repo["created"],
-                "lastModified": repo["commits"][sha]["date"],
-                "usedStorage": sum(file["size"] for file in files.values()),
-            }
-        )
-
-    def _card_data(self, files: dict) -> dict:
-        if "README.md" not in files:
-            return {}
-        text = self.server.store.blob(files["README.md"]["oid"]).read_text(encoding="utf-8")
-        front = re.match(r"---\s*\n(.*?)\n---", text, re.DOTALL)
-        return (yaml.safe_load(front.group(1)) if front else None) or {}
+        card = front_matter(self.server.blobs[files["README.md"]["oid"]].decode()) if "README.md" in files else {}
+        dates = {"createdAt": repo["created"], "lastModified": repo["commits"][sha]["date"]}
+        siblings = [
+            {"rfilename": path, "size": file["size"], "blobId": file["oid"]} | lfs_entry(file, "sha256")
+            for path, file in sorted(files.items())
+        ]
+        found = {"_id": hashlib.md5(repo_id.encode()).hexdigest()[:24], "id": repo_id, "modelId": repo_id, "sha": sha}
+        found |= {"private": repo["private"], "tags": card.get("tags") or [], "cardData": card, "siblings": siblings}
+        self.answer(found | dates)
 
     def validate_yaml(self):
-        front = re.match(r"---\s*\n(.*?)\n---", self.json().get("content") or "", re.DOTALL)
-        try:
-            yaml.safe_load(front.group(1) if front else "")
-            self.answer({"errors": [], "warnings": []})
-        except yaml.YAMLError as error:
-            self.answer({"errors": [{"message": str(error)}], "warnings": []}, 400)
+        front_matter(self.json().get("content") or "")
+        self.answer({"errors": [], "warnings": []})
 
     # ---- upload
 
-    def preupload(self, kind, repo_id, revision):
-        repo = self.repo(kind, repo_id, write=True)
+    def preupload(self, repo_id, revision):
+        repo, modes = self.repo(repo_id, write=True), []
         files = self.commit_of(repo, revision)[1]
-        modes = []
         for file in self.json()["files"]:
             binary = b"\0" in base64.b64decode(file.get("sample") or "")
             large = file["size"] > (LFS_THRESHOLD if binary else TEXT_THRESHOLD)
-            lfs = large or ALWAYS_LFS.search(file["path"])
-            modes.append(
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if lfs else "regular",
-                    "shouldIgnore": False,
-                    "oid": files.get(file["path"], {}).get("oid"),
-                }
-            )
+            mode = "lfs" if large or ALWAYS_LFS.search(file["path"]) else "regular"
+            oid = files.get(file["path"], {}).get("oid")
+            modes.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self.answer({"files": modes, "commitOid": repo["refs"]["main"]})
 
-    def lfs_batch(self, kind, repo_id):
-        self.repo(kind, repo_id, write=True)
+    def lfs_batch(self, repo_id):
+        self.repo(repo_id, write=True)
         objects = []
         for wanted in self.json()["objects"]:
             entry = {"oid": wanted["oid"], "size": wanted["size"]}
-            if not self.server.store.blob(wanted["oid"]).exists():
+            if wanted["oid"] not in self.server.blobs:
+                places = {"upload": f"_lfs/{wanted['oid']}", "verify": "_lfs_verify"}
                 entry["actions"] = {
-                    "upload": {"href": f"{self.host}/_lfs/{wanted['oid']}", "header": {}},
-                    "verify": {"href": f"{self.host}/_lfs_verify", "header": {}},
+                    name: {"href": f"{self.server.url}/{place}", "header": {}} for name, place in places.items()
                 }
             objects.append(entry)
         self.answer({"transfer": "basic", "objects": objects})
@@ -303,97 +225,72 @@ class Handler(BaseHTTPRequestHandler):
     def lfs_put(self, oid):
         if hashlib.sha256(self.body).hexdigest() != oid:
             raise HubError(400, message="sha256 mismatch")
-        self.server.store.put_blob(oid, self.body)
+        self.server.blobs[oid] = self.body
         self.answer({})
 
     def lfs_verify(self):
         wanted = self.json()
-        blob = self.server.store.blob(wanted["oid"])
-        self.answer({}, 200 if blob.exists() and blob.stat().st_size == wanted["size"] else 404)
+        self.answer({}, 200 if len(self.server.blobs.get(wanted["oid"], b"")) == wanted["size"] else 404)
 
-    def commit(self, kind, repo_id, revision):
-        store = self.server.store
-        with store.lock:
-            repo = self.repo(kind, repo_id, write=True)
-            if revision not in repo["refs"]:
-                raise HubError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-            head, files = self.commit_of(repo, revision)
-            header, files = {}, dict(files)
-            for line in filter(None, map(bytes.strip, self.body.splitlines())):
-                entry = json.loads(line)
-                if entry["key"] == "header":
-                    header = entry["value"]
-                else:
-                    files = self._apply(files, entry["key"], entry["value"])
-            if header.get("parentCommit") not in (None, head):
-                raise HubError(412, message="A commit has happened since. Please refresh and try again.")
-            sha = store.commit(repo, revision, files, header.get("summary", ""), header.get("description", ""))
-            store.save(kind, repo_id, repo)
-        url = f"{self.repo_url(kind, repo_id)}/commit/{sha}"
+    def commit(self, repo_id, revision):
+        repo = self.repo(repo_id, write=True)
+        head, files = self.commit_of(repo, revision)
+        files = dict(files)
+        for line in filter(None, map(bytes.strip, self.body.splitlines())):
+            entry = json.loads(line)
+            value = entry["value"]
+            if entry["key"] == "header":
+                if value.get("parentCommit") not in (None, head):
+                    raise HubError(412, message="A commit has happened since. Please refresh and try again.")
+            elif entry["key"] == "file":
+                files[value["path"]] = self.server.keep(base64.b64decode(value["content"]))
+            elif entry["key"] == "lfsFile":
+                oid = value["oid"]
+                files[value["path"]] = {"oid": oid, "lfs": oid, "size": len(self.server.blobs[oid])}
+            else:
+                raise HubError(400, message=f"unknown commit entry {entry['key']}")
+        sha = self.server.add_commit(repo, revision, files)
+        url = f"{self.server.url}/{repo_id}/commit/{sha}"
         self.answer({"success": True, "commitOid": sha, "commitUrl": url, "hookOutput": ""})
 
-    def _apply(self, files: dict, key: str, value: dict) -> dict:
-        """One line of a commit, applied to the files so far."""
-        store, path = self.server.store, value["path"]
-        if key == "file":
-            data = base64.b64decode(value["content"])
-            oid = git_blob_id(data)
-            store.put_blob(oid, data)
-            return files | {path: {"oid": oid, "size": len(data)}}
-        if key == "lfsFile":
-            blob = store.blob(value["oid"])
-            if not blob.exists():
-                raise HubError(400, message=f"LFS object {value['oid']} missing")
-            return files | {path: {"oid": value["oid"], "lfs": value["oid"], "size": blob.stat().st_size}}
-        raise HubError(400, message=f"unknown commit entry {key}")
-
-    # ---- history
-
-    def create_branch(self, kind, repo_id, name):
-        repo = self.repo(kind, repo_id, write=True)
+    def create_branch(self, repo_id, name):
+        repo = self.repo(repo_id, write=True)
         if name in repo["refs"]:
             raise HubError(409, message="Reference already exists")
-        repo["refs"][name] = self.commit_of(repo, self.json().get("startingPoint"))[0]
-        self.server.store.save(kind, repo_id, repo)
+        repo["refs"][name] = self.commit_of(repo, self.json().get("startingPoint") or "")[0]
         self.answer({})
 
     # ---- files
 
-    def tree(self, kind, repo_id, revision, path=None):
-        files = self.commit_of(self.repo(kind, repo_id), revision)[1]
+    def tree(self, repo_id, revision, path):
+        files = self.commit_of(self.repo(repo_id), revision)[1]
         prefix = f"{path.strip('/')}/" if path else ""
-        entries = [file_entry(name, file) for name, file in sorted(files.items()) if name.startswith(prefix)]
+        entries = [
+            {"type": "file", "path": name, "oid": file["oid"][:40], "size": file["size"]} | lfs_entry(file, "oid")
+            for name, file in sorted(files.items())
+            if name.startswith(prefix)
+        ]
         if prefix and not entries:
             raise HubError(404, "EntryNotFound", f"{path} does not exist")
         self.answer(entries)
 
-    def resolve(self, kind, repo_id, revision, path):
-        sha, files = self.commit_of(self.repo(kind, repo_id), revision)
+    def resolve(self, repo_id, revision, path):
+        sha, files = self.commit_of(self.repo(repo_id), revision)
         file = files.get(path)
         if not file:
             raise HubError(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": sha})
-        data = self.server.store.blob(file["oid"]).read_bytes()
-        headers = {
-            "X-Repo-Commit": sha,
-            "ETag": f'"{file["oid"]}"',
-            "Content-Type": "application/octet-stream",
-        }
+        headers = {"X-Repo-Commit": sha, "ETag": f'"{file["oid"]}"', "Content-Type": "application/octet-stream"}
         if "lfs" in file:
             headers |= {"X-Linked-Etag": f'"{file["lfs"]}"', "X-Linked-Size": file["size"]}
-        self.answer(data, headers=headers)
+        self.answer(self.server.blobs[file["oid"]], headers=headers)
 
 
 def lfs_entry(file: dict, hash_name: str) -> dict:
     return {"lfs": {hash_name: file["lfs"], "size": file["size"], "pointerSize": 134}} if "lfs" in file else {}
 
 
-def file_entry(path: str, file: dict) -> dict:
-    return {"type": "file", "path": path, "oid": file["oid"][:40], "size": file["size"]} | lfs_entry(file, "oid")
-
-
 REPO = r"(?P<repo_id>[\w.-]+/[\w.-]+)"
-API = rf"/api/(?P<kind>models|datasets|spaces)/{REPO}"
-GIT = rf"/(?P<kind>datasets/|spaces/)?{REPO}"
+API = rf"/api/models/{REPO}"
 REVISION = r"(?P<revision>[^/]+)"
 ROUTES = [
     (methods.split(), re.compile(pattern), action)
@@ -408,7 +305,7 @@ ROUTES = [
         ("GET", rf"{API}/tree/{REVISION}(?:/(?P<path>.+))?", Handler.tree),
         ("POST", rf"{API}/branch/(?P<name>[^/]+)", Handler.create_branch),
         ("GET", rf"{API}(?:/revision/{REVISION})?", Handler.info),
-        ("POST", rf"{GIT}\.git/info/lfs/objects/batch", Handler.lfs_batch),
-        ("GET HEAD", rf"{GIT}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
+        ("POST", rf"/{REPO}\.git/info/lfs/objects/batch", Handler.lfs_batch),
+        ("GET HEAD", rf"/{REPO}/resolve/{REVISION}/(?P<path>.+)", Handler.resolve),
     ]
 ]

@@ -39,7 +39,7 @@ class LocalHub:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.server = HubServer(folder / "hub")
+        self.server = HubServer()
         self.env = client_env(folder) | {
             "HF_ENDPOINT": self.server.url,
             "HF_TOKEN": "hf_test",
@@ -57,9 +57,9 @@ class LocalHub:
 
     def files(self, repo_id: str, revision: str = "main") -> dict[str, bytes]:
         """Content of every file of a model repository, by path."""
-        repo = self.server.store.load("model", repo_id)
+        repo = self.server.repos[repo_id]
         files = repo["commits"][repo["refs"][revision]]["files"]
-        return {path: self.server.store.blob(file["oid"]).read_bytes() for path, file in files.items()}
+        return {path: self.server.blobs[file["oid"]] for path, file in files.items()}
 
     def command(self, *arguments, **env: str | None) -> subprocess.CompletedProcess:
         """Run `anyformer ARGUMENTS`; `env` overrides the environment, None removes a variable."""

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config, shipped_deepspeed
+from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config
+from anyformer.pipelines.recipes.recipe_files import shipped
 from processes import free_port, logged_losses
 from test_readme import README, arguments_parse, launch_parses, words_of
 
@@ -64,7 +65,7 @@ def test_accelerate_takes_each_shipped_file_and_starts_what_its_name_says(file, 
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", sorted(shipped_deepspeed()))
+@pytest.mark.parametrize("name", shipped("deepspeed", ".json"))
 def test_deepspeed_takes_each_shipped_file_with_fp32_masters_and_a_scaled_loss(name, precision):
     pytest.importorskip("deepspeed")
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -203,7 +204,8 @@ def test_the_dockerfile_copies_files_that_exist_and_installs_as_the_readme_does(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_machines_train_what_one_process_trains(tmp_path):
+@pytest.mark.parametrize("file, engine", [("ddp", "DistributedDataParallel"), ("fsdp2", "DTensor(fsdp 2)")])
+def test_two_machines_train_what_one_process_trains(file, engine, tmp_path):
     """The page's two commands, each a process group of one CPU process; they meet at 127.0.0.1."""
     rows = "\n".join(json.dumps({"text": f"{i} bottles of beer on the wall, " * 9}) for i in range(60))
     (tmp_path / "texts.jsonl").write_text(rows + "\n")
@@ -236,6 +238,7 @@ def test_two_machines_train_what_one_process_trains(tmp_path):
     for words in pages:
         for flag, value in here.items():
             words[words.index(flag) + 1] = value
+        words[words.index("--config_file") + 1] = f"configs/accelerate/{file}.yaml"
         program = shutil.which("accelerate", path=str(Path(sys.executable).parent))
         jobs.append(start([program, *words[1:-1]], "two", "training.gradient_accumulation_steps=1"))
     try:
@@ -244,7 +247,7 @@ def test_two_machines_train_what_one_process_trains(tmp_path):
         for job in jobs:
             job.kill()
     facts = json.loads((tmp_path / "two" / "run.json").read_text())
-    assert (facts["world_size"], facts["engine"]) == (2, "DistributedDataParallel")
+    assert (facts["world_size"], facts["engine"]) == (2, engine)
     one, two = logged_losses(tmp_path / "one"), logged_losses(tmp_path / "two")
     assert len(one) == len(two) == 20
     assert max(abs(a - b) for a, b in zip(one, two)) <= TOLERANCE

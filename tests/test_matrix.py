@@ -15,12 +15,10 @@ import torch
 import transformers
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import POSITION_SCHEMES
-from anyformer.pipelines.cli.legality_table import Cell, cells, legality_markdown, refusal
+from anyformer.pipelines.cli.legality_table import Cell, cells, refusal
 from anyformer.pipelines.recipes.introspection import family_names
 from family_variants import a_share, close, config_class, exactness, positions_of, tokens
 from huggingface_hub.errors import StrictDataclassClassValidationError
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import anyformer
 
@@ -181,35 +179,3 @@ def named(cell: Cell):
     except Exception as error:
         error.add_note(f"cell {cell}")
         raise
-
-
-@pytest.mark.slow
-@given(
-    cell=st.deferred(lambda: st.sampled_from([cell for family in family_names() for cell in legal(family)])),
-    batch=st.integers(1, 3),
-    length=st.integers(1, 33),
-    heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (4, 4), (6, 3)]),
-    layers=st.integers(1, 3),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-def test_odd_shapes_compute_alike_on_eager_and_sdpa_and_have_gradients(cell, batch, length, heads, layers, seed):
-    sizes = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1], "num_hidden_layers": layers}
-    if "num_key_value_heads" in cell.fields:  # latent attention has none of its own
-        del sizes["num_key_value_heads"]
-    if cell.position == "disentangled" or heads[0] == 6:
-        sizes |= {"hidden_size": 8 * heads[0]}
-    model = model_of(cell, **sizes)
-    inputs = inputs_of(cell, batch, length, seed)
-    model(**inputs).logits.square().mean().backward()
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    assert any("layers.0" in name for name in gradients)
-    assert all(gradient.isfinite().all() for gradient in gradients.values())
-    expected = logits(model, inputs)
-    model.set_attn_implementation("sdpa")
-    close(logits(model, inputs), expected, exactness(model))
-
-
-def test_the_table_in_the_docs_is_the_one_that_is_printed(repo_root):
-    """`anyformer list --legal > docs/legality.md` brings it up to date."""
-    assert (repo_root / "docs" / "legality.md").read_text(encoding="utf-8") == legality_markdown()

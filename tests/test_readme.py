@@ -39,8 +39,8 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 # Pages whose commands and blocks run here, in this order.
 NEWCOMERS = (
-    *("get_started", "families/index", "recipe", "python", "your_data", "tasks", "evaluate", "use", "inspect"),
-    *("convert", "serving", "resume", "plan", "tracking", "publish"),
+    *("get_started", "families", "recipe", "python", "your_data", "fine_tuning", "evaluate", "use", "inspect"),
+    *("convert", "serving", "long_runs", "plan", "publish"),
 )
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in NEWCOMERS}
 TEXT = "\n".join([README, *PAGES.values()])
@@ -220,7 +220,6 @@ NOT_RUN = [
         NotRun(f"anyformer {name}", "the extra examples; test_recipes.py makes a step", arguments_parse)
         for name in ("train trec_tuned", "train stsb_tuned", "train conll2003_tuned", "plan trec_tuned")
     ),
-    NotRun("anyformer train mixed_text_mlm ", "five data sets; test_recipes.py makes its first steps", arguments_parse),
     NotRun("anyformer merge ", "PEFT is no part of the dev extra; test_lora.py runs it", arguments_parse),
     NotRun("anyformer chat ", "it reads what a person types; test_serving.py types", arguments_parse),
     NotRun("anyformer serve ", "it serves; test_serving.py's slow test talks to it", arguments_parse),
@@ -470,7 +469,7 @@ def test_the_table_of_families_is_complete_and_true():
     import anyformer
 
     header = "| family | models | class | presets | result |\n"
-    _rule, *rows = PAGES["families/index"].split(header)[1].split("\n\n")[0].splitlines()
+    _rule, *rows = PAGES["families"].split(header)[1].split("\n\n")[0].splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
     families = [preset["family"] for preset in (shipped_yaml("models", name) for name in shipped("models"))]
     counts = {family: families.count(family) for family in families}
@@ -482,7 +481,7 @@ def test_the_table_of_families_is_complete_and_true():
 
 
 def test_the_table_of_families_in_the_readme_is_true():
-    rows = dict(re.findall(r"^\| \[(\w+)\]\(docs/families/.*?\| (\d+) \|", README, re.MULTILINE))
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(docs/families\.md.*?\| (\d+) \|", README, re.MULTILINE))
     families = [shipped_yaml("models", name)["family"] for name in shipped("models")]
     assert rows == {family: str(families.count(family)) for family in families}
 
@@ -490,7 +489,7 @@ def test_the_table_of_families_in_the_readme_is_true():
 def test_the_numbers_of_both_tables_of_families_are_measured_ones():
     results, experiments = ((ROOT / file).read_text(encoding="utf-8") for file in ("RESULTS.md", "docs/experiments.md"))
     rows = [row for row in (results + experiments).splitlines() if row.startswith("|")]
-    tables = re.findall(r"^\| \[\w+\]\((?:docs/families/)?\w+\.md\) \|.* \| (.+) \|$", TEXT, re.MULTILINE)
+    tables = re.findall(r"^\| \[\w+\]\((?:docs/families\.md)?#\w+\) \|.* \| (.+) \|$", TEXT, re.MULTILINE)
     assert len(tables) == 10
     for cell in tables:
         numbers = re.findall(r"\d+[.,]\d+M?", cell)

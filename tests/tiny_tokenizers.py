@@ -44,4 +44,4 @@ def trained_on(text: str, folder, **settings) -> PreTrainedTokenizerFast:
 
     (folder / "text.txt").write_text(text)
     corpus = open_corpora(DataSection(files=str(folder / "text.txt"), validation_fraction=0))["train"]
-    return train_or_load_tokenizer(TokenizerSection(**settings), corpus, folder, progress=False)
+    return train_or_load_tokenizer(TokenizerSection(**settings), corpus, folder)

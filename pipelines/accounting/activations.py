@@ -8,19 +8,21 @@ import copy
 import inspect
 import re
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from anyformer.modeling.traits import image_sides
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..data.batch_keys import IGNORE_INDEX
+from .gathers import Gathers, groups_of, shared_weights
 
 FP32, HALF = 4, 2
 # Integer tensors of up to this many elements are really computed, as models read masks and positions on the host.
@@ -86,68 +88,73 @@ class Activations:
 class StepActivations:
     """The activations of a model's step, by its rows.
 
-    build: config -> the model on the meta device. config: of the whole model. batch: measured, and once more with twice
-    its rows; other numbers of rows follow linearly. half: bf16 or fp16 autocast. on_cpu: whether operations for which
-    GPUs have fused kernels are composed of others. trained: what `build` adds to models of equal configs.
+    whole: the model on the meta device. build: config -> such a model of that config. batch: measured, and once more
+    with twice its rows; other numbers of rows follow linearly. half: bf16 or fp16 autocast. on_cpu: whether operations
+    for which GPUs have fused kernels are composed of others. gathered: whether what FSDP2 gathers counts with them.
+    added: what `build` adds to the config.
     """
 
+    whole: nn.Module
     build: Callable
-    config: object
     batch: Batch
     half: bool
     on_cpu: bool
-    trained: str = ""
-    _known: dict[bool, tuple[Activations, Activations]] = field(default_factory=dict)
+    gathered: bool = False
+    added: tuple[str, ...] = ()
 
     def of_rows(self, rows: int, checkpointing: bool) -> Activations:
         """checkpointing: layers keep only their input, and are computed again in the backward pass."""
-        if checkpointing not in self._known:
-            twice = replace(self.batch, rows=2 * self.batch.rows)
-            self._known[checkpointing] = self.measured(self.batch, checkpointing), self.measured(twice, checkpointing)
-        one, two = self._known[checkpointing]
+        one = self.measured(self.batch, checkpointing)
+        if rows == self.batch.rows:
+            return one
+        two = self.measured(replace(self.batch, rows=2 * self.batch.rows), checkpointing)
         return one.towards(two, rows / self.batch.rows - 1)
 
     def measured(self, batch: Batch, checkpointing: bool) -> Activations:
         """The activations of a batch, measured once per process: a sweep plans one model for many devices."""
-        whole = self._whole
-        backends = [getattr(whole.config, f"_{part}_implementation", None) for part in ("attn", "experts")]
-        model = (type(whole), whole.config.to_json_string(), self.trained, *backends)
-        key = (model, batch, self.half, self.on_cpu, checkpointing)
+        key = (self._key, batch, checkpointing)
         if key not in MEASURED:
             MEASURED[key] = self._measured(batch, checkpointing)
         return MEASURED[key]
 
     @cached_property
-    def _whole(self):
-        """The whole model; only its config and kinds of layers are read."""
-        return self.build(self.config)
+    def _key(self) -> tuple:
+        size = sum(p.numel() for p in self.whole.parameters())  # of a whole model, or of a rank's part
+        how = (self.half, self.on_cpu, self.gathered, self.added)
+        return type(self.whole), self.whole.config.to_json_string(), size, *how
+
+    @cached_property
+    def _measured_model(self) -> tuple[nn.Module, int, int]:
+        """(the model that is measured, how many more layers the whole has, the layers of a period)."""
+        config = self.whole.config
+        depth = getattr(config.get_text_config(), "num_hidden_layers", 0)
+        shallow, period = depth_to_measure(self.whole, depth)
+        return self.build(with_depth(config, shallow)), depth - shallow, period
 
     def _measured(self, batch: Batch, checkpointing: bool) -> Activations:
-        """A deep model is extrapolated from two models of few layers, which differ by one period of its layers.
-
-        Each further layer adds the bytes that it keeps; the rest of the peak is that of the deeper of the two.
-        """
-        depth = getattr(self.config.get_text_config(), "num_hidden_layers", 0)
-        few, more = depths_to_measure(self._whole, depth)
-        how = (batch, self.half, self.on_cpu, checkpointing)
-        deeper = measured_step(self.build(with_depth(self.config, more)), *how)
-        if more == depth:
-            return deeper
-        per_layer = (deeper.kept - measured_step(self.build(with_depth(self.config, few)), *how).kept) / (more - few)
-        added = round(per_layer * (depth - more))
-        return Activations(deeper.peak + added, deeper.kept + added)
+        """A deep model is extrapolated: each further period adds what the last one keeps to the peak."""
+        model, missing, period = self._measured_model
+        found, by_layer = measured_step(model, batch, checkpointing, self.half, self.on_cpu, self.gathered)
+        added = 0
+        if missing:
+            added = sum(held[-1] - held[-1 - period] for held in by_layer) * missing // period
+        return Activations(found.peak + added, found.kept + added)
 
 
 # ------------------------------------------------------------------------------------------------------- layers
 
 
-def depths_to_measure(model, depth: int) -> tuple[int, int]:
-    """Two numbers of layers that differ by one period of the model's kinds of layers.
+def stacks_of(model, depth: int) -> list[nn.ModuleList]:
+    """The lists of `depth` layers: of an encoder-decoder two."""
+    return [part for part in model.modules() if isinstance(part, nn.ModuleList) and len(part) == depth]
 
-    (depth, depth) for a model that is too shallow for that and is measured whole.
+
+def depth_to_measure(model, depth: int) -> tuple[int, int]:
+    """(a number of layers, the period of the model's kinds of layers), the last layers being a whole period.
+
+    (depth, 0) for a model that is too shallow for that and is measured whole.
     """
-    text = model.config.get_text_config()
-    stacks = [part for part in model.modules() if isinstance(part, torch.nn.ModuleList) and len(part) == depth]
+    text, stacks = model.config.get_text_config(), stacks_of(model, depth)
     lists = [*per_layer_lists(text, depth).values(), getattr(text, "attention_kinds", [])]
     kinds = [
         ([[p.shape for p in stack[i].parameters()] for stack in stacks], [values[i] for values in lists if values])
@@ -155,10 +162,10 @@ def depths_to_measure(model, depth: int) -> tuple[int, int]:
     ]
     for period in range(1, len(kinds) // 3 + 1):
         first = next((i for i in range(depth - period, 0, -1) if kinds[i - 1] != kinds[i - 1 + period]), 0)
-        few = first + 2 * period + (depth - first) % period
-        if few + period < depth:
-            return few, few + period
-    return depth, depth
+        shallow = first + 3 * period + (depth - first) % period
+        if shallow < depth:
+            return shallow, period
+    return depth, 0
 
 
 def per_layer_lists(config, depth: int) -> dict[str, list]:
@@ -182,37 +189,74 @@ def with_depth(config, depth: int):
 # ---------------------------------------------------------------------------------------------------- measuring
 
 
-def measured_step(model, batch: Batch, half: bool, on_cpu: bool, checkpointing: bool) -> Activations:
-    """Measure one forward and backward pass. model: on the meta device; its weights become fake.
+def measured_step(
+    model, batch: Batch, checkpointing: bool, half: bool, on_cpu: bool, gathered: bool = False
+) -> tuple[Activations, list[list[int]]]:
+    """Measure one forward and backward pass. model: on the meta device, or measured before.
 
-    Gradients exist beforehand, as in every micro-batch but a step's first, so they do not count as activations.
+    Also returns the bytes held after each layer of each stack. Gradients exist beforehand, as in every micro-batch but
+    a step's first, so they do not count as activations; those of gathered weights count until they are reduced.
     """
     model.train()
     model.config.use_cache = False
-    if checkpointing and model.supports_gradient_checkpointing:
+    if model.supports_gradient_checkpointing:
+        word = "enable" if checkpointing else "disable"
         # transformers < 5.23 has only the second name
-        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable()
-    inputs, fake = batch.inputs(model), FakeTensorMode(allow_non_fake_inputs=True)
+        names = (f"{name}_checkpointing_{word}" for name in ("activation", "gradient"))
+        next(getattr(model, name) for name in names if hasattr(model, name))()
+    inputs, parameters = batch.inputs(model), list(model.parameters())
     if not batch.vocabulary:
         del inputs["labels"]
+    if parameters[0].is_meta:
+        make_fake(model, gathered and half)
+        parameters = list(model.parameters())
+    fake = parameters[0].fake_mode
     with fake:
-        model.to_empty(device="cpu")
-        model.tie_weights()
         inputs |= {name: torch.empty_like(x, device="cpu") for name, x in inputs.items() if x.is_meta}
-        for p in model.parameters():
+        for p in parameters:
             p.grad = torch.empty_like(p)
+    groups = groups_of(model) if gathered else []
+    for weight in (weight for group in groups for weight in group.weights):
+        weight.grad = None
     kernels = nullcontext() if on_cpu else KernelsOfGpus()
-    with HeldBytes(fake, [*model.parameters(), *model.buffers()]) as held, kernels:
+    with HeldBytes(fake, [*parameters, *model.buffers()]) as held, kernels:
+        gathers = Gathers(held, groups)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            outputs = model(**inputs)
+            with gathers.forward(), bytes_by_layer(model, held) as by_layer:
+                outputs = model(**inputs)
             loss = outputs.get("loss")
             if loss is None:
                 made = (x for x in tree_leaves(tuple(outputs.values())) if torch.is_tensor(x) and x.requires_grad)
                 loss = sum(x.sum() for x in made)
         kept = held.now
         run_backward(loss)
-    return Activations(held.peak, kept)
+        gathers.end()
+    return Activations(held.peak, kept), by_layer
+
+
+def make_fake(model, in_bf16: bool) -> None:
+    """Give a model on the meta device fake weights. in_bf16: those that FSDP2 shares, which it gathers so."""
+    if in_bf16:
+        for _, weight in shared_weights(model):
+            weight.data = weight.data.to(torch.bfloat16)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model.to_empty(device="cpu")
+        model.tie_weights()
+
+
+@contextmanager
+def bytes_by_layer(model, held: "HeldBytes") -> Iterator[list[list[int]]]:
+    """For each stack of layers a list of the bytes that are held after each of them in the block's forward pass."""
+    stacks = stacks_of(model, getattr(model.config.get_text_config(), "num_hidden_layers", 0))
+    found: list[list[int]] = [[] for _ in stacks]
+    hooks = [
+        layer.register_forward_hook(lambda *_, held_after=held_after: held_after.append(held.now))
+        for stack, held_after in zip(stacks, found)
+        for layer in stack
+    ]
+    yield found
+    for hook in hooks:
+        hook.remove()
 
 
 def run_backward(loss: torch.Tensor) -> None:
@@ -242,6 +286,11 @@ class HeldBytes(TorchDispatchMode):
                 self.add(x.untyped_storage(), of_weight)
         self.peak = max(self.peak, self.now)
         return out
+
+    def hold(self, size: int) -> None:
+        """Count bytes that no tensor here has; a negative number: no longer."""
+        self.now += size
+        self.peak = max(self.peak, self.now)
 
     def computed(self, func, args, kwargs):
         """The result: fake, but for integers that are computed from real integers alone."""
@@ -294,7 +343,7 @@ def dropout_kernel(input, p=0.5, training=True, inplace=False):
 
 
 KERNELS = {
-    torch.nn.functional.scaled_dot_product_attention: attention_kernel,
-    torch.nn.functional.rms_norm: norm_kernel,
-    torch.nn.functional.dropout: dropout_kernel,
+    nn.functional.scaled_dot_product_attention: attention_kernel,
+    nn.functional.rms_norm: norm_kernel,
+    nn.functional.dropout: dropout_kernel,
 }

@@ -3,13 +3,11 @@
 Standard library only. G key/value heads, K head size.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import ATTENTION_KINDS, Kind, attention_kinds
 
-# Of transformers' QuantizedCache: values that share a scale and a zero point; last tokens that are not quantised.
-GROUP, RESIDUAL = 64, 128
 FP32_BYTES = 4  # of the state matrices of linear and compressive attention, whatever the precision
 
 
@@ -54,17 +52,6 @@ def cache_size(config, tokens: int, bytes_per_value: int, source_tokens: int = 0
     source = one * len(rows) if is_pair else 0
     total = (keys + source * source_tokens) * bytes_per_value + memories * FP32_BYTES
     return CacheSize(per_token, source, tokens, per_token * bytes_per_value, total)
-
-
-def in_bits(size: CacheSize, bits: int, bytes_per_value: int) -> CacheSize:
-    """The cache quantised to `bits` per value, but for the last RESIDUAL tokens (Liu et al. 2024, KIVI).
-
-    bytes_per_value: of these tokens, of the scales and of the zero points.
-    """
-    quantised = bits / 8 + 2 * bytes_per_value / GROUP
-    exact = min(size.tokens, RESIDUAL)
-    total = size.per_token * ((size.tokens - exact) * quantised + exact * bytes_per_value)
-    return replace(size, bytes_per_token=round(size.per_token * quantised), total_bytes=round(total))
 
 
 def kept_tokens(kind: Kind, config, tokens: int) -> int:

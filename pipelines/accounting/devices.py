@@ -15,24 +15,28 @@ class Card(NamedTuple):
     """A card's numbers in the vendor's data sheets.
 
     bf16: FLOP/s of dense bfloat16 on tensor cores. fp32: FLOP/s without tensor cores, as torch computes fp32 unless it
-    may round to TF32.
+    may round to TF32. bandwidth: bytes/s of its memory. link: bytes/s that it sends to the others of its machine by
+    NVLink. network: bytes/s of its share of the network cards, in the vendor's machines of 8.
     """
 
     bf16: float
     fp32: float | None = None
+    bandwidth: float | None = None
+    link: float | None = None
+    network: float | None = None
 
 
 # card_of takes the first row whose name is part of the device's name.
 CARDS = {
     "GB200": Card(2500e12),
     "GH200": Card(989e12),
-    "B200": Card(2250e12, 75e12),
+    "B200": Card(2250e12, 75e12, 8e12, 900e9, 50e9),
     "H200 NVL": Card(835e12),
-    "H200": Card(989e12, 67e12),
+    "H200": Card(989e12, 67e12, 4.8e12, 450e9, 50e9),
     "H100 PCIe": Card(756e12),
     "H100 NVL": Card(835e12),
-    "H100": Card(989e12, 67e12),
-    "A100": Card(312e12, 19.5e12),
+    "H100": Card(989e12, 67e12, 3.35e12, 450e9, 50e9),
+    "A100": Card(312e12, 19.5e12, 1.555e12, 300e9, 25e9),
     "L40S": Card(362e12),
     "L4": Card(121e12),
     "A10": Card(125e12),
@@ -53,13 +57,19 @@ def card_of(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class Devices:
-    """`count` equal devices. memory: bytes of each; bf16, fp32: peak FLOP/s of each; None: to be measured."""
+    """`count` equal devices. memory: bytes of each; bf16, fp32: peak FLOP/s of each; None: to be measured.
+
+    bandwidth, link, network: as of a Card; None: unknown.
+    """
 
     name: str
     count: int
     memory: int
     bf16: float | None
     fp32: float | None
+    bandwidth: float | None = None
+    link: float | None = None
+    network: float | None = None
 
     @property
     def is_cpu(self) -> bool:
@@ -92,4 +102,4 @@ def devices_of(text: str) -> Devices:
         raise UserError(f"--devices={text!r}: {device} is no device that plan knows{what}")
     (name,) = named
     card = CARDS[name.partition("-")[0]]
-    return Devices(name, count, MEMORY[name], card.bf16, card.fp32)
+    return Devices(name, count, MEMORY[name], *card)

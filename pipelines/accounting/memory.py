@@ -3,12 +3,12 @@
 Standard library only; StepMemory.states counts them.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import UserError, did_you_mean
 from ..recipes.deepspeed_settings import zero_stage
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import MESH, RING, ULYSSES, engine_of
+from ..recipes.parallelism import MESH, ULYSSES, engine_of
 from ..recipes.schema import TrainingSection
 
 FP32, HALF = 4, 2
@@ -20,9 +20,7 @@ class Sharing:
 
     launched_by: value of --launch. optimizer, gradients, weights: whether they are shared. by_deepspeed: whether
     weights and gradients are kept in the precision of the run, with fp32 copies of the weights in the optimizer, and
-    matrices are flattened. draws_shares: whether each process draws a fresh model one layer at a time and keeps its
-    share. sends_shares: whether the first process draws it whole and sends the others theirs. loads_shares: whether
-    each process reads its share of a checkpoint. needs_gpus: whether DDP takes its place on a CPU.
+    matrices are flattened.
     """
 
     words: str
@@ -31,31 +29,11 @@ class Sharing:
     gradients: bool = False
     weights: bool = False
     by_deepspeed: bool = False
-    draws_shares: bool = False
-    sends_shares: bool = False
-    loads_shares: bool = False
-    needs_gpus: bool = False
 
-    def launcher(self, is_cpu: bool, machines: int) -> str:
-        """The value of --launch on CPUs or GPUs; for several machines, the file of configs/accelerate."""
-        replaced = (is_cpu and self.needs_gpus) or (machines > 1 and self.launched_by == MESH)
-        return "ddp" if replaced else self.launched_by
-
-    def host_memory(
-        self, whole: int, share: int, processes: int, is_fresh: bool, adapted: bool
-    ) -> tuple[int | None, str]:
-        """(bytes, what is made) of the processes of a machine while they make the model; None: it is not counted.
-
-        whole, share: bytes of the model and of the share of it that a process makes. adapted: whether it gets LoRA.
-        """
-        if self.loads_shares and not is_fresh:
-            return None, ""
-        if self.draws_shares and is_fresh:
-            return processes * share, "whose processes each draw one layer at a time in fp32 and keep their shares"
-        if self.sends_shares and is_fresh and not adapted:
-            words = "of which the first process makes the whole model in fp32 and sends the others their shares"
-            return whole + (processes - 1) * share, words
-        return processes * whole, "whose processes each make the whole model" + ("" if adapted else " in fp32")
+    @property
+    def gathers(self) -> bool:
+        """Whether FSDP2 gathers weights and reduces gradients while a step runs."""
+        return self.weights and not self.by_deepspeed
 
 
 # The ways to share states, by their names on the command line.
@@ -63,35 +41,24 @@ STAGES = {
     "none": Sharing("whole on each device (DDP)", "ddp"),
     "zero1": Sharing("ZeRO-1", "zero1", optimizer=True, by_deepspeed=True),
     "zero2": Sharing("ZeRO-2", "zero2", optimizer=True, gradients=True, by_deepspeed=True),
-    "zero3": Sharing("ZeRO-3", "zero3", True, True, True, by_deepspeed=True, draws_shares=True, loads_shares=True),
-    "fsdp": Sharing("FSDP2", "fsdp2", True, True, True, sends_shares=True, needs_gpus=True),
+    "zero3": Sharing("ZeRO-3", "zero3", optimizer=True, gradients=True, weights=True, by_deepspeed=True),
+    "fsdp": Sharing("FSDP2", "fsdp2", optimizer=True, gradients=True, weights=True),
 }
 
 
 def stage_of(section: TrainingSection) -> str | None:
-    """How the recipe itself shares states, by training.parallelism, .fsdp or .deepspeed; None if it sets none.
+    """How the recipe itself shares states, by training.parallelism or .deepspeed; None if it sets none.
 
     Raises UserError for settings of DeepSpeed that cannot be read.
     """
     settings = section.parallelism
     if settings is not None:
         whole = "fsdp" if settings.dp_shard > 1 else "none"
-        return {ULYSSES: "zero3", RING: "fsdp", MESH: whole}[engine_of(settings)]
-    if section.extra.get("fsdp"):
-        return "fsdp"
+        return {ULYSSES: "zero3", MESH: whole}[engine_of(settings)]
     if section.extra.get("deepspeed") is None:
         return None
     stage = zero_stage(section)
     return f"zero{stage}" if stage else "none"
-
-
-def sharing_of(section: TrainingSection, stage: str) -> Sharing:
-    """The way to share states by this name, under the engine that training.parallelism takes."""
-    if section.parallelism is None:
-        return STAGES[stage]
-    engine = engine_of(section.parallelism)
-    draws_shares = STAGES[stage].draws_shares or engine == MESH
-    return replace(STAGES[stage], launched_by=engine, draws_shares=draws_shares, needs_gpus=False)
 
 
 @dataclass(frozen=True)

@@ -5,33 +5,33 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from anyformer.modeling.families import FAMILIES
-from anyformer.modeling.lm_head import CHUNK_BYTES, CHUNK_SHARE
-from anyformer.modeling.traits import PLAIN, attention_kinds
 
 from ..adapters import NF4
+from ..data.token_store import token_dtype
 from ..errors import UserError
-from ..interop.matching import our_config
-from ..likelihoods.without_logits import NativeCausal
 from ..objectives.base import Objective
 from ..plugins import objective_of
 from ..recipes.global_batch import micro_batches, rows_per_step
 from ..recipes.optimizer_rows import optimizer_of
-from ..recipes.parallelism import processes_of, sharing_rows, words_of
+from ..recipes.parallelism import MESH, engine_of, processes_of, sharing_rows, words_of
 from ..recipes.recipe_files import shipped
-from ..recipes.schema import DataSection, Recipe, TrainingSection
+from ..recipes.schema import DataSection, ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import Stage, stages_of
-from ..words import short_number
-from .activations import Activations, Batch
-from .caches import CacheSize, cache_size, in_bits
+from ..words import counted, short_number
+from .activations import Activations
+from .caches import CacheSize, cache_size
+from .collectives import Collective, planned_messages
 from .devices import Devices
 from .flops import FlopCount, active_parameters, peak_flops
 from .lora import check_lora, with_base
-from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, sharing_of, stage_of
+from .memory import FP32, HALF, STAGES, TrainingStates, check_stage, stage_of
 from .step_memory import (
     StepMemory,
     built_without_weights,
+    optimizer_bytes,
     planned_batch,
     planned_config,
     planned_dtype,
@@ -41,6 +41,7 @@ from .step_memory import (
 CHINCHILLA = 20  # tokens for each parameter (Hoffmann et al. 2022, table 3)
 SHOWN_STEPS = 1000  # if the recipe does not set the number
 PER_NODE = 8  # devices of a machine
+TOKENS_PER_SECOND = 220_000  # of byte-level BPE (8,192 tokens): 0.84 MB of code a second, on a busy core with AVX2
 STAGES_TO_TRY = ("none", "zero2", "zero3")
 STAGES_OF_MATRICES = ("none", "fsdp")  # DeepSpeed flattens the matrices that optimizers such as Muon need whole
 
@@ -77,21 +78,18 @@ class Sizes:
 class Memory:
     """Bytes of one device, and of a machine.
 
-    host_memory: what the processes of a machine, one for each of its per_node devices, take while they make the model;
-    None if the devices are the host, or the engine loads a checkpoint in shares. host_words: what they make. plain,
-    checkpointed: activations without and with gradient checkpointing. logits: in fp32, whole and as they are made.
-    stages: all ways to share the states. stage: the one that is planned for.
+    host_memory: what the processes of a machine, one for each of its per_node devices, take while they make the model,
+    or their shares of it one layer at a time; None if the devices are the host. plain, checkpointed: activations
+    without and with gradient checkpointing. stages: the ways to share the states that are compared. stage: the one that
+    is planned for.
     """
 
     device_memory: int
     host_memory: int | None
-    host_words: str
     per_node: int
     checkpointing: bool
     plain: Activations
     checkpointed: Activations
-    logits: int
-    logits_at_a_time: int
     stages: list[StagePlan]
     stage: str
 
@@ -115,6 +113,20 @@ class Time:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """Bytes. checkpoint: the saved weights and the optimizer's states, whole. checkpoints: all that are kept at a time.
+
+    token_store: of the tokens of the run; 0 for objectives without text. tokenising_hours: of one core, at
+    TOKENS_PER_SECOND.
+    """
+
+    checkpoint: int
+    checkpoints: int
+    token_store: int
+    tokenising_hours: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of a run; `anyformer plan --json` prints `to_dict()`.
 
@@ -127,6 +139,8 @@ class Plan:
     sizes: Sizes
     memory: Memory
     time: Time
+    disk: Disk
+    messages: list[Collective]
     cache: CacheSize | None
     advice: str
     hourly_price: float | None = None
@@ -145,10 +159,12 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain data without the groups of fields, including the totals of the stages."""
         fields = asdict(self)
-        for group in ("sizes", "memory", "time"):
+        for group in ("sizes", "memory", "time", "disk"):
             fields |= fields.pop(group)
         for row, stage in zip(fields["stages"], self.memory.stages):
             row["states"] |= {"total": stage.states.total, "words": stage.states.words}
+        for message in fields["messages"]:
+            message["ranks"] = len(message["ranks"])
         fields["by_stage"] = [plan.to_dict() for plan in self.by_stage]
         return fields | {"cost": self.cost}
 
@@ -159,7 +175,6 @@ def plan_run(
     *,
     stage: str | None = None,
     context: int | None = None,
-    cache_bits: int | None = None,
     mfu: float = 0.4,
     per_node: int = PER_NODE,
     until_trained: bool = False,
@@ -171,14 +186,13 @@ def plan_run(
     Args:
         stage: how states are shared, a name of accounting.memory.STAGES; None: the recipe's, else the first that fits.
         context: tokens that the cache holds; None: as many as the model has positions, else the tokens of a row.
-        cache_bits: bits of a value in a quantised cache; None: the cache is not quantised.
         mfu: model FLOPs utilization, the share of the devices' peak that the run reaches.
         per_node: devices of a machine, each with a process that makes the model, or its share, in the machine's memory.
         price: of one device for an hour; None: no cost is computed.
         until_trained: if the recipe sets no steps, plan for 20 tokens per parameter (for presets).
     """
     if recipe.stages:
-        how = {"context": context, "cache_bits": cache_bits, "mfu": mfu, "per_node": per_node, "price": price}
+        how = {"context": context, "mfu": mfu, "per_node": per_node, "price": price}
         return plan_stages(recipe, partial(plan_run, devices=devices, until_trained=until_trained, **how), stage)
     check_lora(recipe)
     recipe = with_base(recipe, planned_dtype(recipe.training, devices))
@@ -187,12 +201,17 @@ def plan_run(
     objective, section, notes = objective_of(recipe), recipe.training, []
     check_devices(section.parallelism, devices)
     model = built_without_weights(recipe, objective, planned_config(recipe, objective, notes), devices)
-    cache = planned_cache(recipe, objective, model, devices, context, cache_bits, notes)  # first: may raise UserError
-    step = step_memory(recipe, objective, model, devices, notes)
+    cache = planned_cache(recipe, objective, model, devices, context, notes)  # first: may raise UserError
+    names = stages_to_show(section, devices, stage)
+    step = step_memory(recipe, objective, model, devices, notes, names)
     ranks = devices.count // sharing_rows(section.parallelism)  # devices that read different rows
     sizes = planned_sizes(section, model, step, ranks)
-    memory = planned_memory(recipe, model, step, devices, sizes.rows, stage, min(per_node, devices.count))
+    stages = planned_stages(step, section, devices, sizes, names)
+    stage = stage or first_that_fits(stages, tried_stages(section))
+    memory = planned_memory(recipe, step, devices, sizes.rows, (stages, stage), min(per_node, devices.count))
     time = planned_time(section, model, step, devices, sizes, mfu, until_trained)
+    if section.gradient_checkpointing and memory.chosen.fits and memory.chosen.largest_rows >= sizes.rows:
+        notes.append(f"training.gradient_checkpointing=true is not needed for {counted(sizes.rows, 'row')}")
     notes += planned_sources(recipe.data, sizes.tokens_per_step * time.steps)
     return Plan(
         name=recipe.name,
@@ -200,6 +219,8 @@ def plan_run(
         sizes=sizes,
         memory=memory,
         time=time,
+        disk=planned_disk(section, objective, model, sizes.tokens_per_step * time.steps),
+        messages=messages_of(section, step, sizes, stage, devices),
         cache=cache,
         advice=advise(recipe, step, memory, devices, sizes.rows),
         hourly_price=None if price is None else price * devices.count,
@@ -213,8 +234,8 @@ def planned_sizes(section: TrainingSection, model, step: StepMemory, ranks: int)
     tokens_per_row = (step.batch.tokens + step.batch.targets) * step.sequences
     return Sizes(
         model=type(model).__name__,
-        parameters=step.parameters,
-        trained_parameters=step.parameters - step.frozen,
+        parameters=model.num_parameters(),
+        trained_parameters=model.num_parameters(only_trainable=True),
         active_parameters=active_parameters(model),
         half=step.half,
         rows=rows,
@@ -226,29 +247,19 @@ def planned_sizes(section: TrainingSection, model, step: StepMemory, ranks: int)
 
 
 def planned_memory(
-    recipe: Recipe, model, step: StepMemory, devices: Devices, rows: int, stage: str | None, per_node: int
+    recipe: Recipe, step: StepMemory, devices: Devices, rows: int, chosen: tuple[dict, str], per_node: int
 ) -> Memory:
-    """The memory of a step with `rows` rows on each device. stage: as in plan_run."""
-    section = recipe.training
-    stages = planned_stages(step, section, devices, rows)
-    stage = stage or first_that_fits(stages, tried_stages(section))
-    host_memory, host_words = None, ""
-    if not devices.is_cpu:
-        whole = step.states("none", 1).weights
-        share = -(-whole // sharers_of(section, devices)) + FP32 * step.block
-        is_fresh, adapted = recipe.model.name_or_path is None, section.lora is not None
-        host_memory, host_words = sharing_of(section, stage).host_memory(whole, share, per_node, is_fresh, adapted)
-    logits, logits_at_a_time = planned_logits(model, step.batch, rows * step.sequences)
+    """The memory of a step with `rows` rows on each device. chosen: by planned_stages, and the one that is taken."""
+    section, (stages, stage) = recipe.training, chosen
+    whole, is_split = step.states("none", 1).weights, STAGES[stage].weights or section.parallelism is not None
+    share = -(-whole // sharers_of(section, devices)) + FP32 * step.block
     return Memory(
         device_memory=devices.memory,
-        host_memory=host_memory,
-        host_words=host_words,
+        host_memory=None if devices.is_cpu else per_node * (share if is_split else whole),
         per_node=per_node,
         checkpointing=section.gradient_checkpointing,
-        plain=step.held(rows, False),
-        checkpointed=step.held(rows, True),
-        logits=logits,
-        logits_at_a_time=logits_at_a_time,
+        plain=step.held(rows, False, stage),
+        checkpointed=step.held(rows, True, stage),
         stages=list(stages.values()),
         stage=stage,
     )
@@ -278,24 +289,38 @@ def planned_stage(stage: Stage) -> Recipe:
     return recipe.with_(training={"max_steps": stage.steps})
 
 
-def planned_stages(step: StepMemory, section: TrainingSection, devices: Devices, rows: int) -> dict[str, StagePlan]:
-    """The plans of all ways to share states among the devices, by name."""
+def stages_to_show(section: TrainingSection, devices: Devices, stage: str | None) -> tuple[str, ...]:
+    """The ways to share states that are compared: those that the devices can take, beside the one that is asked for."""
+    if section.parallelism is not None:
+        return (stage,)
+    return tuple(STAGES) if devices.count > 1 else tuple(dict.fromkeys(("none", stage or "none")))
+
+
+def planned_stages(
+    step: StepMemory, section: TrainingSection, devices: Devices, sizes: Sizes, names: Sequence[str]
+) -> dict[str, StagePlan]:
+    """The plans of these ways to share states among the devices, by name."""
     sharers, plans = sharers_of(section, devices), {}
-    for name in STAGES:
-        states = step.states(name, sharers)
-        total = states.total + step.held(rows, section.gradient_checkpointing).peak
-        most = [step.largest_rows(devices.memory - states.total, way) for way in (False, True)]
+    for name in names:
+        states = step.states(name, sharers, sizes.accumulation > 1)
+        total = states.total + step.held(sizes.rows, section.gradient_checkpointing, name).peak
+        most = [step.largest_rows(devices.memory - states.total, way, name) for way in (False, True)]
         plans[name] = StagePlan(states, total, total <= devices.memory, *most)
     return plans
 
 
 def sharers_of(section: TrainingSection, devices: Devices) -> int:
     """How many devices share states."""
-    return devices.count if section.parallelism is None else devices.count // section.parallelism.dp_replicate
+    settings = section.parallelism
+    if settings is None:
+        return devices.count
+    return settings.dp_shard if engine_of(settings) == MESH else devices.count // settings.dp_replicate
 
 
 def first_that_fits(stages: dict[str, StagePlan], tried: Sequence[str]) -> str:
-    return next((name for name in tried if stages[name].fits), tried[-1])
+    """The first of these ways that fits, else the last that is there."""
+    there = [name for name in tried if name in stages]
+    return next((name for name in there if stages[name].fits), there[-1])
 
 
 def tried_stages(section: TrainingSection) -> tuple[str, ...]:
@@ -311,21 +336,22 @@ def planned_cache(
     model,
     devices: Devices,
     context: int | None,
-    bits: int | None,
     notes: list[str],
 ) -> CacheSize | None:
     """The cache of generation; for a native model, that of our model with the same maths.
 
-    Raises UserError for a context that the model has no positions or no cache for, and for bits if transformers
-    cannot quantise the model's cache.
+    Raises UserError for a context that the model has no positions or no cache for.
     """
     config, batch = model.config, planned_batch(recipe, objective, model)
     half = planned_dtype(recipe.training, devices) != torch.float32
-    try:
-        config = config if config.model_type in FAMILIES else our_config(config)
-    except UserError as error:
-        notes.append(f"the cache of generation is not counted: {error}")
-        return None
+    if config.model_type not in FAMILIES:
+        from ..interop.matching import our_config
+
+        try:
+            config = our_config(config)
+        except UserError as error:
+            notes.append(f"the cache of generation is not counted: {error}")
+            return None
     own = getattr(config, "max_position_embeddings", None) or max(batch.tokens, batch.targets)
     width = HALF if half else FP32
     size = cache_size(config, context or own, width, batch.tokens if batch.targets else 0)
@@ -336,23 +362,33 @@ def planned_cache(
         )
     if context is not None and size is None:
         raise UserError(f"--context={context} is of a cache, and {type(model).__name__} generates nothing; remove it")
-    if bits is None:
-        return size
-    if size is None or size.source_token or set(attention_kinds(config)) != {PLAIN}:
-        raise UserError(
-            f"--cache-bits={bits} is for decoders all of whose layers are full attention, which {type(model).__name__} "
-            f"is not: transformers quantises no other cache; remove it"
-        )
-    return in_bits(size, bits, width)
+    return size
 
 
-def planned_logits(model, batch: Batch, rows: int) -> tuple[int, int]:
-    """Bytes in fp32 of the logits of `rows` rows, and of the part of them that exists at a time."""
-    labelled = rows * round((batch.targets or batch.tokens) * batch.labelled)
-    logits = FP32 * labelled * batch.vocabulary
-    if model.config.model_type in FAMILIES or isinstance(model, NativeCausal):
-        return logits, min(logits, max(CHUNK_BYTES, logits // CHUNK_SHARE))
-    return logits, logits
+def planned_disk(section: TrainingSection, objective: Objective, model, tokens: int) -> Disk:
+    """What a run writes. tokens: of the run, as if none came twice."""
+    saved = model.num_parameters(only_trainable=section.lora is not None)
+    checkpoint = FP32 * saved * (1 + (section.ema_decay is not None)) + optimizer_bytes(section, model, [])
+    vocabulary = model.config.get_text_config().vocab_size if objective.tokens is not None else 0
+    return Disk(
+        checkpoint=checkpoint,
+        checkpoints=section.save_total_limit * checkpoint,
+        token_store=tokens * np.dtype(token_dtype(vocabulary)).itemsize if vocabulary else 0,
+        tokenising_hours=tokens / TOKENS_PER_SECOND / 3600 if vocabulary else 0.0,
+    )
+
+
+def messages_of(section: TrainingSection, step: StepMemory, sizes: Sizes, stage: str, devices: Devices) -> list:
+    """The collectives of a step; none are counted of DeepSpeed and of a pipeline."""
+    if STAGES[stage].by_deepspeed or sharing_rows(section.parallelism) > getattr(section.parallelism, "tp", 1):
+        return []
+    by_stage = {"dp_shard" if STAGES[stage].gathers else "dp_replicate": devices.count}
+    settings = section.parallelism or ParallelismSettings(**by_stage)
+    hidden = sizes.rows * step.sequences * sizes.tokens * getattr(step.part.config.get_text_config(), "hidden_size", 0)
+    width = HALF if step.half else FP32
+    return planned_messages(
+        step.part, settings, step.half, hidden * width, section.gradient_checkpointing, sizes.accumulation
+    )
 
 
 def planned_sources(data: DataSection, tokens: int) -> list[str]:
@@ -373,7 +409,7 @@ def planned_time(
     per_row = float(FlopCount(model).of_batch(batch.inputs(model))) * step.sequences
     tokens_per_row = (batch.tokens + batch.targets) * step.sequences
     rate, source = peak_rate(devices, step.half)
-    steps, why = planned_steps(section, step.parameters, sizes.tokens_per_step, until_trained)
+    steps, why = planned_steps(section, sizes.parameters, sizes.tokens_per_step, until_trained)
     step_seconds = per_row * (sizes.tokens_per_step // tokens_per_row) / (rate * mfu)
     return Time(
         flops_per_token=round(per_row / tokens_per_row),
@@ -404,10 +440,11 @@ def launch_command(name: str, section: TrainingSection, memory: Memory, devices:
     if devices.count == 1:
         return f"anyformer train {name}"
     machines = -(-devices.count // memory.per_node)
-    engine = sharing_of(section, memory.stage).launcher(devices.is_cpu, machines)
+    engine = STAGES[memory.stage].launched_by if section.parallelism is None else engine_of(section.parallelism)
     if machines == 1:
         return f"anyformer train {name} --launch {engine} --nproc {devices.count}"
     numbers = f"--num_machines {machines} --num_processes {devices.count}"
+    engine = "ddp" if engine == MESH else engine
     return f"accelerate launch --config_file configs/accelerate/{engine}.yaml {numbers} scripts/train.py {name}"
 
 
@@ -418,7 +455,8 @@ def advise(recipe: Recipe, step: StepMemory, memory: Memory, devices: Devices, r
     how = launch_command(name, section, memory, devices)
     most = plan.largest_rows_checkpointed if section.gradient_checkpointing else plan.largest_rows
     if most == 0 and plan.largest_rows_checkpointed == 0:
-        stage, left = tried_stages(section)[-1], devices.memory - step.held(1, True).peak
+        stage = tried_stages(section)[-1] if section.parallelism is None else memory.stage
+        left = devices.memory - step.held(1, True, stage).peak
         needed = next((2**n for n in range(21) if step.states(stage, 2**n).total <= left), None)
         if needed is None:
             return "a single row does not fit on any number of these devices: shorten the rows, or split the model"

@@ -4,20 +4,24 @@ The model is built on torch's meta device, which holds shapes alone: numbers of 
 weights are counted once.
 """
 
+import itertools
 from bisect import bisect_right
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
 import transformers
 from anyformer.modeling.families import FAMILIES
 from anyformer.modeling.traits import image_sides
+from torch import nn
 from transformers import AutoConfig
 
 from ..adapters import dtype_of_base, load_config
 from ..backends import AUTO, attention_fault, backend_arguments
 from ..errors import UserError, first_line, loading
 from ..likelihoods.without_logits import NativeCausal, give_loss, without_logits
-from ..objectives.base import Objective, teaching_of
+from ..objectives.base import Objective
+from ..plugins import TEACHERS
 from ..positions import check_rows
 from ..precision import prefers_bf16
 from ..recipes.checkpoint_overrides import with_fields
@@ -31,6 +35,7 @@ from .activations import Activations, Batch, StepActivations
 from .devices import Devices
 from .flops import rows_and_length
 from .frozen_base import frozen_bytes, mark_packed, packing_of
+from .gathers import share_by_tp
 from .layers import freeze
 from .lora import plain, with_lora
 from .memory import FP32, HALF, STAGES, TrainingStates
@@ -42,14 +47,16 @@ MOST_ROWS = 2**16
 class StepMemory:
     """Bytes of a training step on one device, by its rows and by how states are shared.
 
-    batch: the recipe's. activations: None if they cannot be counted. half: whether it computes in bf16 or fp16.
-    moments: bytes of the optimizer's states. block: as `largest_block`. average: whether a moving average of weights is
-    kept. sequences: the number that the model reads for one row. frozen: parameters that are not trained, kept in
-    `frozen_bytes`. adapted: whether they are an adapter's base, whose copies in half precision are activations.
+    batch: the recipe's. activations: by whether FSDP2 gathers weights, whose gathered ones then count with them; empty
+    if they cannot be counted. half: whether it computes in bf16 or fp16. parameters: of the model, or of a rank's part
+    of it under tp. moments: bytes of the optimizer's states. block: as `largest_block`. average: whether a moving
+    average of weights is kept. sequences: the number that the model reads for one row. frozen: parameters that are not
+    trained, kept in `frozen_bytes`. adapted: whether they are an adapter's base, whose copies in half precision are
+    activations. part: the model, or a rank's part of it.
     """
 
     batch: Batch
-    activations: StepActivations | None
+    activations: dict[bool, StepActivations]
     half: bool
     parameters: int
     moments: int
@@ -59,54 +66,69 @@ class StepMemory:
     frozen: int = 0
     frozen_bytes: int = 0
     adapted: bool = False
+    part: nn.Module | None = None
 
-    def held(self, rows: int, checkpointing: bool) -> Activations:
+    def held(self, rows: int, checkpointing: bool, stage: str = "none") -> Activations:
         """The activations of a step with `rows` rows; 0 bytes if they cannot be counted."""
-        if self.activations is None:
-            return Activations(0, 0)
-        return self.activations.of_rows(rows * self.sequences, checkpointing)
+        counted = self.activations.get(STAGES[stage].gathers)
+        return Activations(0, 0) if counted is None else counted.of_rows(rows * self.sequences, checkpointing)
 
-    def states(self, stage: str, devices: int) -> TrainingStates:
+    def states(self, stage: str, devices: int, accumulates: bool = False) -> TrainingStates:
         """The states that each of `devices` devices holds in a stage of STAGES.
+
+        accumulates: whether a step has several micro-batches. accelerate lets FSDP2 reduce gradients in the last alone,
+        and until then they are whole on each device.
 
         Formulas: Rajbhandari et al. 2020 (ZeRO), section 3 and figure 1. DeepSpeed keeps weights and gradients in the
         precision of the run, and fp32 copies of the weights in the optimizer; without it the weights are fp32. Frozen
-        parameters have neither gradients nor such copies.
+        parameters have neither gradients nor such copies. FSDP2 leaves an adapter whole.
         """
         sharing, trained = STAGES[stage], self.parameters - self.frozen
         by_deepspeed = sharing.by_deepspeed
         width = HALF if by_deepspeed and self.half else FP32
-        weights, gradients = trained * width + min(self.frozen_bytes, self.frozen * width), trained * width
+        gradients = trained * width
         optimizer = self.moments + FP32 * trained * (by_deepspeed + self.average)
-        if sharing.weights:
-            beside = 2 * self.block * (HALF if self.half else FP32) if devices > 1 else 0
-        else:
+        beside = 0
+        if by_deepspeed and sharing.weights and devices > 1:
+            beside = 2 * self.block * (HALF if self.half else FP32)
+        elif not by_deepspeed and not sharing.weights:
             cast = trained if self.adapted else self.parameters
-            casts = HALF * cast if self.half and not by_deepspeed else 0
-            beside = casts + (gradients if devices > 1 and not by_deepspeed else 0)
+            beside = HALF * cast * self.half + (gradients if devices > 1 else 0)
+        elif sharing.gathers and accumulates and not self.adapted:
+            beside = gradients
 
-        def shared(size: int, splits: bool) -> int:
-            return -(-size // devices) if splits else size
+        def shared(size: int, splits: bool, is_base: bool = False) -> int:
+            is_whole = self.adapted and not (by_deepspeed or is_base)
+            return -(-size // devices) if splits and not is_whole else size
 
+        frozen = shared(min(self.frozen_bytes, self.frozen * width), sharing.weights, is_base=True)
         return TrainingStates(
             stage,
-            weights=shared(weights, sharing.weights),
+            weights=frozen + shared(gradients, sharing.weights),
             gradients=shared(gradients, sharing.gradients),
             optimizer=shared(optimizer, sharing.optimizer),
             beside=beside,
         )
 
-    def largest_rows(self, left: int, checkpointing: bool) -> int:
+    def largest_rows(self, left: int, checkpointing: bool, stage: str = "none") -> int:
         """The most rows whose activations fit into `left` bytes, 0 if none; the recipe's rows if they are uncounted."""
-        if self.activations is None:
+        if not self.activations:
             return self.batch.rows // self.sequences if left >= 0 else 0
-        return bisect_right(range(1, MOST_ROWS + 1), left, key=lambda rows: self.held(rows, checkpointing).peak)
+        return bisect_right(range(1, MOST_ROWS + 1), left, key=lambda rows: self.held(rows, checkpointing, stage).peak)
 
 
-def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, notes: list[str]) -> StepMemory:
+def step_memory(
+    recipe: Recipe,
+    objective: Objective,
+    model,
+    devices: Devices,
+    notes: list[str],
+    stages: Collection[str] = ("none",),
+) -> StepMemory:
     """The memory of a step of the recipe. notes: approximations are appended to them.
 
     model: by built_without_weights; it is made one that makes its loss without logits where training makes it one.
+    stages: those for which activations are counted.
     """
     section = recipe.training
     freeze(model, section.freeze)
@@ -114,56 +136,62 @@ def step_memory(recipe: Recipe, objective: Objective, model, devices: Devices, n
         notes.append(why)
     if section.freeze:
         notes.append("training.freeze: activations and FLOPs are counted as if gradients passed through frozen layers")
-    if sharing_rows(section.parallelism) > 1:
-        notes.append(
-            f"training.parallelism={words_of(section.parallelism)}: activations are counted whole on each device, and "
-            f"so are weights where dp_shard is 1"
-        )
+    tp = 1 if section.parallelism is None else section.parallelism.tp
+    if sharing_rows(section.parallelism) > tp or (tp > 1 and section.parallelism.ep > tp):
+        words = words_of(section.parallelism)
+        notes.append(f"training.parallelism={words}: of it tp and dp_shard are counted, as if the rest shared nothing")
     if offloads(section):
         notes.append("what training.deepspeed keeps in the host's memory is counted as if it were on the devices")
     if recipe.teacher is not None:
-        notes += teaching_of(objective, objective.Reads(objective)).further_costs()
+        notes += TEACHERS[objective.taught](objective.Reads(objective)).further_costs()
     batch = planned_batch(recipe, objective, model)
+    part = model if tp == 1 else share_by_tp(built_without_weights(recipe, objective, model.config, devices), tp)
     return StepMemory(
         batch=batch,
-        activations=step_activations(recipe, objective, model, devices, batch, notes),
+        activations=step_activations(recipe, objective, (model, part), devices, batch, notes, stages),
         half=planned_dtype(section, devices) != torch.float32,
-        parameters=model.num_parameters(),
-        moments=optimizer_bytes(section, model, notes),
+        parameters=part.num_parameters(),
+        moments=optimizer_bytes(section, part, notes),
         block=largest_block(model),
         average=section.ema_decay is not None,
         sequences=objective.planned().sequences,
-        frozen=sum(p.numel() for p in model.parameters() if not p.requires_grad),
-        frozen_bytes=frozen_bytes(model),
+        frozen=sum(p.numel() for p in part.parameters() if not p.requires_grad),
+        frozen_bytes=frozen_bytes(part),
         adapted=section.lora is not None,
+        part=part,
     )
 
 
 def step_activations(
-    recipe: Recipe, objective: Objective, model, devices: Devices, batch: Batch, notes: list[str]
-) -> StepActivations | None:
-    """The activations of the recipe's step; None, and a note, if the model does not run on shapes alone."""
-    section, backend = recipe.training, counted_backend(recipe, model.config, devices.is_cpu)
+    recipe: Recipe, objective: Objective, models: tuple, devices: Devices, batch: Batch, notes: list[str], stages
+) -> dict[bool, StepActivations]:
+    """The activations of the recipe's step, by whether FSDP2 gathers weights; {} and a note, if the model does not run
+    on shapes alone. models: the whole one, and a rank's part of it under tp."""
+    section, (model, part) = recipe.training, models
+    backend = counted_backend(recipe, model.config, devices.is_cpu)
 
     def build(config):
         shallow = built_without_weights(recipe, objective, config, devices, **backend)
         if isinstance(model, NativeCausal):
             give_loss(shallow, model.finish)
-        return shallow
+        return shallow if part is model else share_by_tp(shallow, section.parallelism.tp)
 
-    trained = "" if section.lora is None else str(section.lora)
+    added = (str(section.lora), str(backend))
     half = planned_dtype(section, devices) != torch.float32
-    step = StepActivations(build, model.config, batch, half, devices.is_cpu, trained)
+    counted = {
+        gathered: StepActivations(part, build, batch, half, devices.is_cpu, gathered, added)
+        for gathered in dict.fromkeys(STAGES[stage].gathers for stage in stages)
+    }
     try:
-        for checkpointing in (False, True):
-            step.of_rows(batch.rows, checkpointing)
+        for activations, checkpointing in itertools.product(counted.values(), (False, True)):
+            activations.of_rows(batch.rows, checkpointing)
     except Exception as error:  # the code of an architecture may raise any error
         notes.append(
             f"activations are not counted, as {type(model).__name__} does not run on shapes alone "
             f"({type(error).__name__}: {first_line(error)})"
         )
-        return None
-    return step
+        return {}
+    return counted
 
 
 def counted_backend(recipe: Recipe, config, on_cpu: bool) -> dict[str, str]:

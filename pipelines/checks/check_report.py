@@ -1,4 +1,4 @@
-"""The report of a check: the findings and the verdict of every law, as one line, as JSON, and reproducers in Python."""
+"""The report of a check: findings and verdicts, as one line, as JSON and as a page, and reproducers in Python."""
 
 import contextlib
 import io
@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 
 from ..errors import first_line
+from ..inspection.maps_page import part, style
 from ..transformers_logging import silent
 from ..words import counted
 from .findings import Finding, Verdict
@@ -127,9 +129,26 @@ def ask(subject: Subject, name: str) -> Answer:
 
 def report_of(subject: Subject, name: str, laws: Iterable[str] = tuple(LAWS)) -> Report:
     """Check the laws one after another."""
-    import transformers
-
     answers = [ask(subject, law_name) for law_name in laws]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     parameters = sum(p.numel() for p in subject.fresh().parameters())
     return Report(name, subject.class_name, parameters, subject.what, subject.made_by, versions, answers)
+
+
+def page_of(report: dict) -> str:
+    """HTML that needs no network. report: Report.to_dict()."""
+    import jinja2
+
+    template = jinja2.Environment(autoescape=True).from_string(part("checks.html.jinja", __package__))
+    return template.render(report=report, style=style(), grouped=grouped, made=time.strftime("%Y-%m-%d"))
+
+
+def grouped(findings: list[dict]) -> list[dict]:
+    """The findings that do not hold, grouped by cause and way out: {whats, why, way_out}."""
+    groups: dict[tuple, list[str]] = {}
+    for finding in findings:
+        if finding["verdict"] != Verdict.HOLDS:
+            apart = finding["difference"]
+            off = "" if apart is None else f" ({float(apart):.2g})"
+            groups.setdefault((finding["why"], finding["way_out"]), []).append(finding["what"] + off)
+    return [{"whats": whats, "why": why, "way_out": way_out} for (why, way_out), whats in groups.items()]

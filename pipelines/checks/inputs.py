@@ -59,15 +59,8 @@ def pixels(config: PreTrainedConfig, rows: int = 2, seed: int = 0) -> Tensor:
     return torch.randn(rows, channels, height, width, generator=_generator(seed))
 
 
-def batch(
-    config: PreTrainedConfig,
-    kind: str,
-    rows: int = 2,
-    tokens: int = 12,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float64,
-) -> dict[str, Any]:
-    """All inputs of one forward pass, without labels; images and audio features have type `dtype`."""
+def batch(config: PreTrainedConfig, kind: str, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, Any]:
+    """All inputs of one forward pass, without labels; images and audio features are fp32."""
     is_pair, extra = kind == "seq2seq" and config.is_encoder_decoder, INPUTS.get((kind, config.model_type))
     inputs = {"input_ids": text(config, rows, tokens, seed + 1)} if is_pair else {}
     if kind == "image":
@@ -75,5 +68,4 @@ def batch(
     else:
         inputs["decoder_input_ids" if inputs else "input_ids"] = text(config, rows, tokens, seed)
     inputs |= extra(config, rows, tokens) if extra else {}
-    floats = {name: v.to(dtype) for name, v in inputs.items() if torch.is_tensor(v) and v.is_floating_point()}
-    return {name: value for name, value in (inputs | floats).items() if value is not None}
+    return {name: value for name, value in inputs.items() if value is not None}

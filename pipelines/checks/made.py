@@ -25,10 +25,10 @@ FIRST = ("seq2seq", "masked", "causal", "image")  # the first of these that a mo
 def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remote_code: bool = False) -> Subject:
     """The model of a folder, a recipe, a preset or a Hub name. real: its own weights, else a tiny twin of its config.
 
-    Raises:
-        UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
+    Raises UserError: the name is unknown, the model is of no kind in KINDS, or `real` is set for a recipe or preset.
     """
-    if not Path(name).expanduser().is_dir() and is_recipe(name):
+    is_recipe = Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")
+    if is_recipe and not Path(name).expanduser().is_dir():
         if real:
             raise UserError(f"--real asks for weights, which {name!r}, a recipe or preset, has none of; name a folder")
         recipe, _ = planned_recipe(name, trust_remote_code=trust_remote_code)
@@ -52,8 +52,7 @@ def subject_of(name: str, *, real: bool = False, device: str = "cpu", trust_remo
 def subject_of_type(model_type: str, kind: str | None = None, device: str = "cpu") -> Subject:
     """A tiny twin of a model type's default config. kind: None for the first that the type has.
 
-    Raises:
-        UserError: transformers does not have the type, or the type has no class of that kind.
+    Raises UserError: transformers does not have the type, or the type has no class of that kind.
     """
     if model_type not in CONFIG_MAPPING:
         raise UserError(f"--model-type {model_type}: no such type{did_you_mean(model_type, CONFIG_MAPPING)}")
@@ -98,8 +97,3 @@ def check_device(device: str) -> None:
         raise UserError(f"--device {device} is no device; cpu and cuda are") from None
     if kind != "cpu" and not getattr(torch, kind).is_available():
         raise UserError(f"--device {device}: this machine has none; leave it out to check on the CPU")
-
-
-def is_recipe(name: str) -> bool:
-    """Whether a name is that of a recipe, a preset or a recipe file."""
-    return Path(name).suffix in (".yaml", ".yml") or name in shipped("recipes") or name in shipped("models")

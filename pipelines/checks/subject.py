@@ -36,8 +36,6 @@ class Subject:
         self.class_name = type(model).__name__
         self._taken = set(inspect.signature(type(model).forward).parameters)
 
-    # ------------------------------------------------------------------------------------------------ the model
-
     def fresh(
         self,
         attn: str | None = None,
@@ -87,8 +85,6 @@ class Subject:
     def text_config(self):
         return self.config.get_text_config()
 
-    # ------------------------------------------------------------------------------------------------ inputs
-
     def rows(self, rows: int = 2, tokens: int = 12, seed: int = 0) -> dict[str, torch.Tensor]:
         """The inputs of a forward pass, without labels: input_ids (rows, tokens), or pixel_values."""
         inputs = batch(self.config, self._listed, rows, tokens, seed)
@@ -126,6 +122,7 @@ class Subject:
     def padded(self, documents: Sequence[dict], side: str = "right") -> dict[str, torch.Tensor]:
         """Documents as a padded batch with attention masks; decoder inputs are always padded on the right."""
         batch: dict[str, torch.Tensor] = {}
+        padding = getattr(self.text_config, "pad_token_id", None) or 0
         for prefix in self.prefixes:
             names = [name for name in documents[0] if name.startswith("decoder_") == bool(prefix)]
             longest = max(document[f"{prefix}input_ids"].shape[1] for document in documents)
@@ -135,12 +132,10 @@ class Subject:
                     ids = document[f"{prefix}input_ids"]
                     x, missing = document.get(name, torch.ones_like(ids)), longest - ids.shape[1]
                     widths = (0, missing) if prefix or side == "right" else (missing, 0)
-                    parts.append(torch.nn.functional.pad(x, widths, value=self._filler(name)))
+                    filler = padding if name.endswith("input_ids") else 0
+                    parts.append(torch.nn.functional.pad(x, widths, value=filler))
                 batch[name] = torch.cat(parts)
         return batch
-
-    def _filler(self, name: str) -> int:
-        return (getattr(self.text_config, "pad_token_id", None) or 0) if name.endswith("input_ids") else 0
 
     def full_and_padded(self) -> dict[str, dict]:
         """{name: batch}: rows of equal length and, if the class takes attention masks, padded rows."""
@@ -152,8 +147,6 @@ class Subject:
     def real(self, batch: dict) -> torch.Tensor:
         """(B, T), True where a padded batch holds tokens, not padding."""
         return batch[f"{self.prefixes[-1]}attention_mask"].bool()
-
-    # ------------------------------------------------------------------------------------------------ findings
 
     def compared(self, what: str, got: torch.Tensor, expected: torch.Tensor, **fields: Any) -> Finding:
         """Compare two tensors that should be mathematically equal. scale: see `difference`; tolerance: by default the

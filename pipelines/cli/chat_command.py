@@ -23,7 +23,7 @@ def add_arguments(add_parser) -> None:
     parser.add_argument("model", metavar="MODEL", help="folder of a run or a model, or a Hub repository")
     add_conversation(parser)
     add_sampling(parser, 256)
-    add_backends(parser, "what computes it")
+    add_backends(parser)
 
 
 def run(args) -> None:

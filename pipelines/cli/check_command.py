@@ -48,7 +48,7 @@ def run(args) -> int:
     if args.html is not None:
         check_writable(Path(args.html), "--html")
     say_loading()
-    from ..checks.check_report import report_of
+    from ..checks.check_report import page_of, report_of
     from ..checks.made import check_device, subject_of, subject_of_type
 
     check_device(args.device)
@@ -61,7 +61,6 @@ def run(args) -> int:
         report = report_of(subject, name, laws)
         answer.append(report.to_dict())
         if args.html is not None:  # before anything is printed: the reader of a pipe may leave early
-            from ..checks.checks_page import page_of
             from ..storage.atomic import write_atomically
 
             write_atomically(Path(args.html), page_of(report.to_dict()))

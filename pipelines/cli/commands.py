@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from ..errors import UnknownName, UserError, first_line, reader_left
 from ..plugins import lacking_plugins, load_plugins
 from .parser import Parser, build_parser, parse
@@ -105,9 +107,7 @@ def _with_plugins(error: Exception, argv: Sequence[str]) -> str:
 
 def _outside_sentence(error: Exception) -> str | None:
     """The sentence for a fault outside of the program that nobody has turned into a UserError; None for a bug."""
-    from safetensors import SafetensorError
-
-    from ..storage.full_disk import has_no_space
+    from ..storage.atomic import has_no_space
 
     if has_no_space(error):
         place = f"{error.filename}: " if getattr(error, "filename", None) else ""

@@ -50,8 +50,7 @@ def known_words() -> dict[str, list[str]]:
 def completion(parser: argparse.ArgumentParser, shell: str) -> str:
     """The script of a shell for a parser; shtab writes it, and the known words are functions in it.
 
-    Raises:
-        UserError: shtab is not installed.
+    Raises UserError: shtab is not installed.
     """
     try:
         import shtab

@@ -29,9 +29,7 @@ def run(args) -> None:
     from ..storage.atomic import destination_folder
 
     if args.destination.endswith(".gguf"):
-        raise UserError(
-            f"DST={args.destination} would be a folder; anyformer export {args.model} --to gguf writes a GGUF file"
-        )
+        raise UserError(f"DST={args.destination} is to be a folder; anyformer export {args.model} --to gguf makes GGUF")
     destination_folder(args.destination)
     say_loading()
     print(convert(args.model, args.destination, to=args.to, trust_remote_code=args.trust_remote_code))

@@ -1,16 +1,14 @@
 """`anyformer evaluate`: a model on a task or a suite, or two models compared on a task."""
 
+import os
 from os.path import expanduser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..plugins import objective_of
 from ..words import say
 from .output import json_alone, quoted, say_loading, say_next
 from .parser import add_json, add_overrides, at_least, whole_numbers
-
-if TYPE_CHECKING:
-    from ..evaluation.result import Measured
 
 
 def add_arguments(add_parser) -> None:
@@ -91,9 +89,8 @@ REFUSED = (
 
 
 def run(args) -> None:
-    from ..evaluation.request import check_one_process
-
-    check_one_process()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # each process would measure, and write, everything
+        raise UserError("anyformer evaluate runs in one process; start it without torchrun or accelerate launch")
     for option, owner in BELONGS_TO.items():
         if getattr(args, option) and not getattr(args, owner):
             raise UserError(f"--{option.replace('_', '-')} belongs to --{owner.replace('_', '-')}; add it")
@@ -117,11 +114,11 @@ def run(args) -> None:
 def _program(args) -> str:
     """What is asked for: pairs, suite, compare, by_position, shots or task."""
     from ..evaluation.request import is_pairs
-    from ..recipes.suite_file import is_suite
+    from ..recipes.recipe_files import is_file_of
 
     if is_pairs(args.recipe, args.models[0], args.overrides):
         return "pairs"
-    if is_suite(args.recipe):
+    if args.recipe is not None and is_file_of(args.recipe, "suites", "suite"):
         return "suite"
     if len(args.models) > 1:
         return "compare"
@@ -130,17 +127,9 @@ def _program(args) -> str:
     return "task" if args.shots is None else "shots"
 
 
-def _task(args) -> "tuple[Measured, Path | None]":
-    """One model or two on a task: the result, and the file of its JSON."""
-    from ..evaluation.request import (
-        check_predictions,
-        check_shots,
-        choose_split,
-        evaluation_recipe,
-        is_data,
-        on_data,
-        own_recipe,
-    )
+def _task(args) -> tuple:
+    """One model or two on a task: (what was Measured, the file of its JSON)."""
+    from ..evaluation.request import check_predictions, choose_split, evaluation_recipe, is_data, on_data, own_recipe
     from ..reporting.plots import check_by_position
 
     task, given = args.recipe, args.recipe if is_data(args.recipe) else None
@@ -157,8 +146,8 @@ def _task(args) -> "tuple[Measured, Path | None]":
         say(notes)
         check_predictions(recipes[-1], args.predictions)
     recipe = recipes[0]
-    if args.program == "shots":
-        check_shots(recipe)
+    if args.program == "shots" and not objective_of(recipe).for_rows().asks_for:
+        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")
     split = choose_split(recipe, args.split)
     kinds = {"by_position": "by-position", "shots": "shots"}
     kind = _against(*map(Path, args.models)) if args.several else kinds.get(args.program)
@@ -176,7 +165,7 @@ def _task(args) -> "tuple[Measured, Path | None]":
     return result, output
 
 
-def _measured(args, recipes: list, split: str, output: Path | None) -> "Measured":
+def _measured(args, recipes: list, split: str, output: Path | None):
     from ..evaluation import compare, evaluate, few_shot, position_perplexity
 
     recipe, most = recipes[0], args.max_examples
@@ -197,7 +186,7 @@ def _against(first: Path, second: Path) -> str:
     return f"against-{second.name if beside else str(second).strip('/').replace('/', '-')[-150:]}"
 
 
-def _pairs(args) -> "tuple[Measured, Path | None]":
+def _pairs(args) -> tuple:
     from ..evaluation.request import check_writable, pairs_request
 
     given = args.models[0], args.recipe, args.overrides, args.max_examples
@@ -211,7 +200,7 @@ def _pairs(args) -> "tuple[Measured, Path | None]":
     return evaluate_pairs(recipe, settings), output
 
 
-def _suite(args) -> "tuple[Measured, Path | None]":
+def _suite(args) -> tuple:
     from ..evaluation.request import recipes_of_suite
     from ..recipes.suite_file import read_suite
 
@@ -237,7 +226,7 @@ def _output(args, task: str, kind: str | None = None) -> Path | None:
     return output
 
 
-def _write(result: "Measured", output: Path | None, predictions: str | None) -> list[str]:
+def _write(result, output: Path | None, predictions: str | None) -> list[str]:
     """Write the result, a suite's into the model card as well, and the answers if `predictions` names a file.
 
     Returns sentences that say where all is.

@@ -22,7 +22,7 @@ def add_arguments(add_parser) -> None:
     mode = add_sampling(parser, 64)
     mode.add_argument("--do-sample", action="store_true", help="draw tokens at random; the default without --num-beams")
     parser.add_argument("--num-beams", type=at_least(1), default=1, help="beams of the search (default 1)")
-    add_backends(parser, "what computes it")
+    add_backends(parser)
 
 
 def add_conversation(parser) -> None:

@@ -21,18 +21,14 @@ def add_arguments(add_parser) -> None:
     )
     parser.add_argument("model", metavar="MODEL", help="a model's or adapter's folder, or its name on the Hub")
     parser.add_argument("shown", nargs="*", metavar="TEXT", help="a text; for a vision transformer an image file")
-    parser.add_argument(
-        "--texts", metavar="FILE", help="further texts: one a line, or a table with the model's columns"
-    )
+    parser.add_argument("--texts", metavar="FILE", help="further texts, one a line, or a table of the model's columns")
     of_word = "a part of texts, wherever it occurs: which tokens look at it (repeatable)"
     parser.add_argument("--word", action="append", default=[], help=of_word)
     of_figure = "heads to draw beside --out, as PNG, by the names on the page: L3.H2 (needs matplotlib)"
     parser.add_argument("--figure", metavar="HEAD", nargs="+", action="extend", default=[], help=of_figure)
     parser.add_argument("--layers", type=whole_numbers, help="layers whose maps are shown, such as 0,5 (default: all)")
     parser.add_argument("--target", help="what an encoder-decoder writes (default: what it generates)")
-    parser.add_argument(
-        "--out", type=expanduser, default="inspect.html", help="the page to write (default %(default)s)"
-    )
+    parser.add_argument("--out", type=expanduser, default="inspect.html", help="page to write (default %(default)s)")
 
 
 def run(args) -> None:
@@ -43,8 +39,7 @@ def run(args) -> None:
     if args.figure:
         need_package("--figure", "matplotlib", "plots")
     say_loading()
-    from ..inspection.inspect_model import inspect_model
-    from ..inspection.views import Wanted
+    from ..inspection.views import Wanted, inspect_model
     from ..prediction.looked_at import LookedAt
     from ..reporting.plots import plot_attention
 

@@ -34,9 +34,10 @@ class Cell:
         return f"{self.family}: {self.position}, {self.kind}, {self.norm}-norm, {self.feed_forward}"
 
 
-def cells(family: str, positions=POSITION_SCHEMES, kinds=ATTENTION_KINDS) -> Iterator[Cell]:
+def cells(family: str) -> Iterator[Cell]:
     """Every combination of a family, legal or not."""
-    for position, kind, norm, feed_forward in itertools.product(positions, kinds, PARTS.norm_position, FEED_FORWARDS):
+    parts = POSITION_SCHEMES, ATTENTION_KINDS, PARTS.norm_position, FEED_FORWARDS
+    for position, kind, norm, feed_forward in itertools.product(*parts):
         fields = {"position_encoding": position, "norm_position": norm, "attention_pattern": [kind]}
         fields |= ATTENTION_KINDS[kind].companions | FEED_FORWARDS[feed_forward]
         yield Cell(family, position, kind, norm, feed_forward, fields, refusal(family, fields))

@@ -60,14 +60,14 @@ def described_rows(folder: str) -> list[tuple[str, str]]:
     return [(name, shipped_yaml(folder, name)["description"]) for name in shipped(folder)]
 
 
-def summary(cls: Any) -> str:
-    """The first line of an objective's docstring, without its full stop."""
-    return (cls.__doc__ or cls.name).strip().splitlines()[0].rstrip(".")
+def summary(name: str, cls: Any) -> str:
+    """The first line of the docstring of an objective or source, without its full stop."""
+    return (cls.__doc__ or name).strip().splitlines()[0].rstrip(".")
 
 
 def learned_rows(section: str) -> list[tuple[str, str]]:
     """Return (name, one line) of each objective or task."""
-    return [(name, summary(OBJECTIVES[name])) for name in names_of(section)]
+    return [(name, summary(name, OBJECTIVES[name])) for name in names_of(section)]
 
 
 def metric_rows() -> list[tuple[str, str, str]]:
@@ -88,10 +88,7 @@ TABLES = {
     "suites": (partial(described_rows, "suites"), ("suite", "what it measures")),
     "stories": (partial(described_rows, "stories"), ("story", "what it trains, step by step")),
     "experiments": (partial(described_rows, "experiments"), ("experiment", "what it compares, by anyformer sweep")),
-    "sources": (
-        lambda: [(name, (cls.__doc__ or name).strip().splitlines()[0].rstrip(".")) for name, cls in SOURCES.items()],
-        ("source", "what it reads"),
-    ),
+    "sources": (lambda: [(name, summary(name, cls)) for name, cls in SOURCES.items()], ("source", "what it reads")),
 }
 
 
@@ -99,12 +96,12 @@ def print_settings(name: str, as_json: bool = False) -> None:
     """Print one objective or task: what it is, the models it trains, and each of its settings."""
     cls = OBJECTIVES[name]
     if as_json:
-        facts = {"name": name, "section": cls.section, "summary": summary(cls), "families": list(cls.families)}
+        facts = {"name": name, "section": cls.section, "summary": summary(name, cls), "families": list(cls.families)}
         settings = [vars(row) | {"owners": list(row.owners)} for row in describe_objective(name)]
         print_json(facts | {"metrics": list(cls.metric_names()), "settings": settings})
         return
     console = wide_console()
-    console.print(f"{cls.section} {name}: {summary(cls)}", markup=False)
+    console.print(f"{cls.section} {name}: {summary(name, cls)}", markup=False)
     families, metrics = ", ".join(cls.families), ", ".join(cls.metric_names()) or "none"
     console.print(f"families: {families}; metrics: {metrics}", markup=False)
     print(explained(describe_objective(name)))

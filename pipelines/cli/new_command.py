@@ -41,6 +41,4 @@ def run(args) -> None:
     preview(recipe, 2)
     folder, name = quoted(recipe.training.output_dir), quoted(out)
     print(f"\nanyformer preview {name}    # more rows\nanyformer train {name}\nanyformer evaluate {folder} {name}")
-    print(
-        f"anyformer predict {folder} NEW_ROWS --out answers.csv" if recipe.task else f"anyformer generate {folder} TEXT"
-    )
+    print(f"anyformer predict {folder} ROWS --out answers.csv" if recipe.task else f"anyformer generate {folder} TEXT")

@@ -1,18 +1,14 @@
 """Output that commands share: JSON for scripts; tables, notes and the next command for people."""
 
 import os
+import shlex
 import sys
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import UserError
 from ..plugins import with_plugins
-from ..words import aligned
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
 
 
 @contextmanager
@@ -43,19 +39,14 @@ def refuse_json(args, option: str) -> None:
         raise UserError(f"{option} prints no JSON; leave out --json")
 
 
-def plain_table(columns: Sequence[str], left: Collection[str]) -> "Table":
-    """A table without lines; columns that are not in `left` are aligned to the right."""
+def plain_table(columns: Sequence[str], left: Collection[str]):
+    """A table of rich without lines; columns that are not in `left` are aligned to the right."""
     from rich.table import Table
 
     table = Table(show_edge=False, box=None, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right")
     return table
-
-
-def print_facts(console: "Console", facts: Iterable[tuple[str, str]]) -> None:
-    """Print labels and texts, which are broken at a terminal's width."""
-    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False, soft_wrap=True)
 
 
 def say_loading() -> None:
@@ -72,6 +63,4 @@ def say_next(command: str) -> None:
 
 def quoted(path: Any) -> str:
     """A path quoted for a shell."""
-    import shlex
-
     return shlex.quote(str(path))

@@ -23,6 +23,7 @@ VERBS = {
     "prepare": "tokenise and pack the data of a recipe; nothing is trained",
     "preview": "show real training rows of a recipe; nothing is trained",
     "plan": "parameters, memory per device, FLOPs and days of a run; no data is touched",
+    "rehearse": "make one step of a run as a device of a cluster would, without values: memory, messages, FLOPs",
     "scaling": "train a ladder of sizes and fit the law of their losses",
     "sweep": "train a recipe with every combination of some settings, and compare the runs",
     "evaluate": "measure a saved model on a task or a suite of tasks, or compare two models",
@@ -39,7 +40,7 @@ VERBS = {
     "completion": "a script by which bash, zsh or fish complete commands",
 }
 WITHOUT_MODEL = ("list", "publish", "completion")  # these verbs load no model
-OF_ADAPTERS = ("evaluate", "predict", "generate", "chat", "export", "merge")  # their models may be adapters
+OF_ADAPTERS = ("evaluate", "predict", "generate", "chat", "inspect", "export", "merge")  # their models may be adapters
 PLUGIN_HELP = "import this Python file or module first, for the objectives, metrics and sources in it (repeatable)"
 
 
@@ -73,8 +74,7 @@ class Parser(argparse.ArgumentParser):
 def parse(argv: list[str]) -> argparse.Namespace:
     """Return the parsed arguments; `run` in them is the verb's function.
 
-    Raises:
-        UserError: unknown verb, option or missing argument.
+    Raises UserError: unknown verb, option or missing argument.
     """
     verb = next((word for word in argv if not word.startswith("-")), None)
     if verb is not None and verb not in VERBS:
@@ -102,8 +102,7 @@ def is_setting(word: str) -> bool:
 def told_apart(words: list[str]) -> tuple[list[str], str | None, list[str]]:
     """Divide a command's words, MODEL, MODEL TASK or A B TASK, and section.key=value, into (models, task, overrides).
 
-    Raises:
-        UserError: more names than three, or a model where the task belongs.
+    Raises UserError: more names than three, or a model where the task belongs.
     """
     names = list(itertools.takewhile(lambda word: not is_setting(word), words))
     overrides = words[len(names) :]
@@ -156,9 +155,6 @@ def add_common(parser: Parser, default) -> None:
     parser.add_argument("--plugin", metavar="FILE", default=argparse.SUPPRESS, help=PLUGIN_HELP)
 
 
-# --------------------------------------------------------------------------------------- arguments of several verbs
-
-
 def add_recipe(parser, metavar: str = "RECIPE", help: str = "a YAML file, or the name of a shipped recipe") -> None:
     """Add a recipe and the settings that win over its own."""
     parser.add_argument("recipe", metavar=metavar, help=help)
@@ -172,12 +168,12 @@ def add_overrides(parser) -> None:
     )
 
 
-def add_backends(parser, what: str) -> None:
-    """Add the options of the two backends to a command without a recipe. what: what they compute, for the help."""
+def add_backends(parser) -> None:
+    """Add the options of the two backends to a command without a recipe."""
     from ..backends import ATTENTION, AUTO, EXPERTS
 
     for part, names in (("attn", f"{', '.join(ATTENTION)} or a kernel of the Hub"), ("experts", ", ".join(EXPERTS))):
-        parser.add_argument(f"--{part}-implementation", metavar="NAME", default=AUTO, help=f"{what}: {names}")
+        parser.add_argument(f"--{part}-implementation", metavar="NAME", default=AUTO, help=f"what computes it: {names}")
 
 
 def add_json(parser) -> None:

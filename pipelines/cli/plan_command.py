@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..accounting.memory import check_stage
 from ..errors import UserError
-from ..reporting.console import wide_console
+from ..reporting.console import print_facts, wide_console
 from ..words import counted, say, short_number
-from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
+from .output import json_alone, plain_table, quoted, say_loading, say_next
 from .parser import add_json, add_price, add_recipe, at_least
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add_arguments(add_parser) -> None:
         "  anyformer plan llama2_70b --devices 64xH100-80GB --zero 3\n"
         "  anyformer plan story_8gpu --devices 8xH100-80GB\n"
         "  anyformer plan gpt2_small --devices 8xA100-40GB training.per_device_train_batch_size=64\n"
-        "  anyformer plan llama3_8b --context 131072 --cache-bits 4 --json",
+        "  anyformer plan llama3_8b --context 131072 --json",
     )
     add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
     parser.add_argument("--devices", metavar="8xH100-80GB", help=f"how many of {', '.join(MEMORY)} or {CPU} (1x{CPU})")
@@ -32,7 +32,6 @@ def add_arguments(add_parser) -> None:
     how.add_argument("--zero", type=int, choices=(0, 1, 2, 3), help="ZeRO stage (default: the first that fits; 0: DDP)")
     how.add_argument("--fsdp", action="store_true", help="FSDP2: weights, gradients and optimizer states are shared")
     parser.add_argument("--context", type=at_least(1), help="tokens in the cache (default: the model's positions)")
-    parser.add_argument("--cache-bits", type=int, choices=(2, 4, 8), help="bits of a value in a QuantizedCache")
     parser.add_argument("--mfu", type=float, default=0.4, help="share of the peak FLOP/s that is reached (default 0.4)")
     parser.add_argument("--per-node", type=at_least(1), default=8, help="devices of a machine, with one memory (8)")
     add_price(parser)
@@ -40,16 +39,16 @@ def add_arguments(add_parser) -> None:
 
 
 def run(args) -> None:
-    from ..experiments.story import is_story
     from ..recipes.preset_run import planned_recipe
+    from ..recipes.recipe_files import is_file_of
 
     devices = devices_of(args.devices or CPU)
     if not 0 < args.mfu <= 1:
         raise UserError(f"--mfu={args.mfu:g} is a share of the peak, above 0 and at most 1, such as 0.4")
     stage = "fsdp" if args.fsdp else {None: None, 0: "none"}.get(args.zero, f"zero{args.zero}")
-    options = {name: getattr(args, name) for name in ("context", "cache_bits", "mfu", "per_node", "price")}
+    options = {name: getattr(args, name) for name in ("context", "mfu", "per_node", "price")}
     options["stage"] = stage
-    if is_story(args.recipe):
+    if is_file_of(args.recipe, "stories", "steps"):
         _plan_story(args, devices, options)
         return
     notes: list[str] = []
@@ -137,10 +136,10 @@ def print_plan(plan: "Plan") -> None:
     console = wide_console()
     print_facts(console, facts(plan))
     memory, columns = plan.memory, []
-    activations = memory.checkpointed if memory.checkpointing else memory.plain
     for row in memory.stages:
         states = row.states
-        sizes = (states.weights, states.gradients, states.optimizer, states.beside, activations.peak, row.total)
+        activations = row.total - states.total
+        sizes = (states.weights, states.gradients, states.optimizer, states.beside, activations, row.total)
         limits = (f"{number:,}" if number else "none" for number in (row.largest_rows, row.largest_rows_checkpointed))
         columns.append([*map(size_words, sizes), "fits" if row.fits else "too much", *limits])
     ways = [("* " if row.states.stage == memory.stage else "") + row.states.words for row in memory.stages]
@@ -175,16 +174,12 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("devices", f"{plan.devices} of {size_words(memory.device_memory)}, {precision}"),
     ]
     if memory.host_memory is not None:
-        node = f"a node of {counted(memory.per_node, 'device')}, {memory.host_words} (--per-node)"
+        node = f"a node of {counted(memory.per_node, 'device')}, while their processes make the model (--per-node)"
         rows.append(("host", f"{size_words(memory.host_memory)} of memory for {node}"))
     rows += [
         ("largest stage" if plan.by_stage else "step", f"{batch}: {counted(sizes.tokens_per_step, 'token')}"),
         ("activations", activations if plain.peak else "not counted"),
     ]
-    if memory.logits:
-        part = memory.logits_at_a_time
-        chunks = f"; made {size_words(part)} at a time" if part < memory.logits else ""
-        rows.append(("logits", f"{size_words(memory.logits)} in fp32{chunks}"))
     if plan.cache is not None:
         cache = plan.cache
         text = f"{cache.bytes_per_token:,} bytes for each token ({cache.per_token:,} values), "
@@ -195,7 +190,16 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         ("FLOPs", f"{four_digits(time.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
         ("time", f"{time_words(time.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
     ]
-    return rows + spent_in([plan])
+    if plan.messages:
+        sent = {"all_gather": "gathered", "reduce_scatter": "scattered", "all_reduce": "summed"}
+        words = [f"{size_words(one.bytes)} {sent[one.kind]} over {one.dimension}" for one in plan.messages]
+        rows.append(("messages", f"{', '.join(words)} in a step, on each device"))
+    disk = plan.disk
+    text = f"{size_words(disk.checkpoint)} for a checkpoint, {size_words(disk.checkpoints)} for all that are kept"
+    if disk.token_store:
+        text += f"; {size_words(disk.token_store)} for the run's tokens, which one core makes of text in "
+        text += time_words(3600 * disk.tokenising_hours)
+    return [*rows, ("disk", text), *spent_in([plan])]
 
 
 def spent_in(plans: "list[Plan]") -> list[tuple[str, str]]:

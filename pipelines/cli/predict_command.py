@@ -5,6 +5,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
+from ..storage.json_text import json_text
 from .output import quoted, say_loading, say_next
 from .parser import at_least
 
@@ -44,7 +45,12 @@ def add_arguments(add_parser) -> None:
 def run(args) -> None:
     from ..prediction.answer_files import AnswerFile
 
-    read = dict(_pair(word) for word in args.read)
+    read = {}
+    for word in args.read:
+        name, equals, column = word.partition("=")
+        if not (name and equals and column):
+            raise UserError(f"--read {word} is not of the form NAME=COLUMN, such as text=body")
+        read[name] = column
     out = None if args.out is None else AnswerFile(Path(args.out))
     say_loading()
     from ..prediction.predict import prepare_prediction, run_prediction
@@ -58,15 +64,6 @@ def run(args) -> None:
 
 
 def _print(answers: list[dict]) -> None:
-    from ..storage.json_text import json_text
-
     for answer in answers:
         print(json_text(answer, None))
     sys.stdout.flush()
-
-
-def _pair(word: str) -> tuple[str, str]:
-    name, equals, column = word.partition("=")
-    if not (name and equals and column):
-        raise UserError(f"--read {word} is not of the form NAME=COLUMN, such as text=body")
-    return name, column

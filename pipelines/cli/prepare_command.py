@@ -1,7 +1,6 @@
 """`anyformer prepare`: the data of a recipe made ready in the cache, whole or one machine's share of it."""
 
 import re
-import sys
 import time
 from functools import partial
 
@@ -32,18 +31,18 @@ def run(args) -> None:
     say_loading()
     from ..data.account_words import came_in
     from ..objectives.prepare import cache_of, describe_data, prepare_data, prepare_share
-    from ..training.log.source_tokens import sources_of_run
+    from ..training.log.summary import sources_of_run
 
-    begun, shown = time.monotonic(), sys.stdout.isatty()
+    begun = time.monotonic()
     if share is None:
-        data = prepare_data(recipe, progress=shown, for_training=True)
+        data = prepare_data(recipe, for_training=True)
         train, per_step = data.rows["train"], rows_per_step(recipe.training, 1)
         tokens_after = partial(train.tokens_after, per_step=per_step)
         sources = [] if recipe.stages else sources_of_run(train, per_step, recipe, tokens_after)
         for split, text in [*describe_data(data), *came_in(data.rows), *sources]:
             print(f"{split}: {text}")
     else:
-        made = prepare_share(recipe, *share, progress=shown)
+        made = prepare_share(recipe, *share)
         print(f"share {args.shard}: " + ", ".join(f"{counted(n, 'shard')} of {split}" for split, n in made.items()))
     print(f"ready in {cache_of(recipe)} after {time.monotonic() - begun:.0f} s")
     say_next(f"anyformer train {quoted(args.recipe)}" + ("    # when every share is ready" if share else ""))

@@ -7,8 +7,9 @@ from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
+from ..reporting.console import print_facts
 from ..storage.json_text import json_text
-from .output import print_facts, quoted, refuse_json, say_loading, say_next
+from .output import quoted, refuse_json, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of
 
 
@@ -64,7 +65,7 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
             print(f"\ntokens and training need the model; {missing}")
             return
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
-        data = prepare_data(recipe, progress=sys.stdout.isatty())
+        data = prepare_data(recipe)
     train = data.rows["train"]
     if as_json:
         for number, row in train.previewed(rows):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ..accounting.devices import CPU, MEMORY, devices_of
 from ..errors import UserError
-from ..reporting.console import wide_console
-from .output import json_alone, plain_table, print_facts, quoted, say_loading, say_next
+from ..reporting.console import print_facts, wide_console
+from .output import json_alone, plain_table, quoted, say_loading, say_next
 from .parser import add_json, add_price, add_recipe, at_least, recipe_of, whole_numbers
 from .plan_command import size_words, time_words
 

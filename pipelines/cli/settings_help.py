@@ -27,17 +27,15 @@ def by_section() -> dict[str, list[FieldDoc]]:
 
 def sections_help() -> str:
     """The names of all settings, section by section."""
-    names = {section: ", ".join(_short(row, section) for row in rows) for section, rows in by_section().items()}
+    names = {}
+    for section, rows in by_section().items():
+        short = [row.name.removeprefix(f"{section}.") for row in rows]
+        names[section] = ", ".join(REST[section] if name == "*" else name for name in short)
     return aligned(names.items(), _width())
 
 
 # What is shown for the fields that the schema does not name.
 REST = {"model": "every field of the family's config", "training": "every field of TrainingArguments"}
-
-
-def _short(row: FieldDoc, section: str) -> str:
-    name = row.name.removeprefix(f"{section}.")
-    return REST[section] if name == "*" else name
 
 
 def settings_help(section: str | None) -> str | None:

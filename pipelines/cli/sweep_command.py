@@ -8,7 +8,7 @@ from statistics import fmean
 
 from ..errors import UserError
 from ..reporting.console import wide_console
-from ..words import counted
+from ..words import counted, number_in_words, with_deviation
 from .output import plain_table
 from .parser import add_recipe, at_least, seeds_of
 
@@ -49,9 +49,10 @@ def run(args) -> int:
     from ..experiments.columns import check_columns
     from ..experiments.samplers import known_combinations
     from ..experiments.sweep import SweepStudy
-    from ..experiments.sweep_file import is_sweep_file, read_sweep
+    from ..experiments.sweep_file import read_sweep
     from ..recipes.compose import load_recipe
     from ..recipes.introspection import check_beside
+    from ..recipes.recipe_files import is_file_of
     from ..reporting.plots import check_by_position
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -78,17 +79,10 @@ def run(args) -> int:
     words = [word for name in args.plugins for word in ("--plugin", name)]
     words += ["--trust-remote-code"] * args.trust_remote_code
     folder = Path(recipe.training.output_dir)
-    folder = folder.parent / Path(args.recipe).stem if is_sweep_file(args.recipe) else Path(f"{folder}-sweep")
-    study = SweepStudy(
-        Path(args.out or folder),
-        [],
-        sweep=sweep,
-        recipe=recipe,
-        combinations=known,
-        seeds=seeds,
-        options=words,
-        compose=evaluation_recipe,
-    )
+    is_sweep = is_file_of(args.recipe, "experiments", "recipe")
+    folder = folder.parent / Path(args.recipe).stem if is_sweep else Path(f"{folder}-sweep")
+    of_commands = {"seeds": seeds, "options": words, "compose": evaluation_recipe}
+    study = SweepStudy(Path(args.out or folder), [], sweep=sweep, recipe=recipe, combinations=known, **of_commands)
     if args.dry_run:
         for combination in known or ():
             print(*(str(member.folder) for member in study.members_of(combination)), sep="\n")
@@ -145,7 +139,6 @@ def print_table(study) -> None:
     from ..experiments.samplers import written
     from ..experiments.sweep import PAGE, TABLE
     from ..reporting.comparison import print_differences
-    from ..words import number_in_words, with_deviation
 
     console, varied, columns = wide_console(), study.varied(), study.settings.columns
     keys = [key.rpartition(".")[2] for key in varied]

@@ -137,8 +137,6 @@ class Account:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Account) and self._entries == other._entries
 
-    __hash__ = None
-
     def to_json(self) -> list[dict[str, Any]]:
         """A list of entries, each with what differs from the default."""
         told = []

@@ -56,8 +56,11 @@ class Judge:
         self.latest = self.tests.shared(words) if self.tests else {}
         if self.latest:
             return OVERLAP
-        if clean.exact_duplicates and self._was_there(text):
-            return EXACT
+        if clean.exact_duplicates:
+            digest = hashlib.blake2b(text.strip().encode(), digest_size=16).digest()
+            if digest in self._texts:
+                return EXACT
+            self._texts.add(digest)
         return NEAR if self._near and self._near.was_there(words) else None
 
     def _is_kept(self, document: Document) -> bool:
@@ -69,12 +72,6 @@ class Judge:
         if not isinstance(answer, bool | np.bool_):
             raise UserError(f"{field} returned {answer!r} for {document.source}; it has to return true or false")
         return bool(answer)
-
-    def _was_there(self, text: str) -> bool:
-        digest = hashlib.blake2b(text.strip().encode(), digest_size=16).digest()
-        is_there = digest in self._texts
-        self._texts.add(digest)
-        return is_there
 
 
 class CleanSource(Source):

@@ -12,8 +12,8 @@ from ..errors import UserError
 from ..plugins import objective_of
 from ..recipes.compose import load_recipe
 from ..recipes.data_section import CleanSettings
-from ..recipes.recipe_files import shipped
-from ..recipes.suite_file import is_suite, read_suite
+from ..recipes.recipe_files import is_file_of, shipped
+from ..recipes.suite_file import read_suite
 from ..words import counted
 from .documents import Corpus, Limits
 from .examples import SourceCorpus
@@ -86,7 +86,7 @@ def open_test_sets(clean: CleanSettings, limits: Limits, text_field: str, cache_
     """
     corpora: dict[str, Corpus] = {}
     for name in clean.decontaminate:
-        if is_suite(name):
+        if is_file_of(name, "suites", "suite"):
             for task in read_suite(name).tasks:
                 corpora[f"{name}: {task.title}"] = _of_recipe(task.recipe, task.settings, task.split)
         elif name.endswith((".yaml", ".yml")) or name in shipped("recipes"):
@@ -138,7 +138,8 @@ class TestSets:
         """{set: (hashes of the sequences shared with it, the texts that these sequences make up)}, if it shares any."""
         sequences, matches = sequences_of(words, self.length), {}
         for name, hashes in self._hashes.items():
-            places = np.flatnonzero(_are_in(sequences, hashes))
+            nearest = np.minimum(np.searchsorted(hashes, sequences), len(hashes) - 1)
+            places = np.flatnonzero(hashes[nearest] == sequences) if len(hashes) else ()
             if len(places):
                 matches[name] = sequences[places], [" ".join(words[a:b]) for a, b in self._runs(places)]
         return matches
@@ -148,12 +149,6 @@ class TestSets:
         breaks = np.flatnonzero(np.diff(places) > self.length) + 1
         for run in np.split(places, breaks):
             yield int(run[0]), int(run[-1]) + self.length
-
-
-def _are_in(values: np.ndarray, ordered: np.ndarray) -> np.ndarray:
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    return ordered[np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)] == values
 
 
 def shared_notes(sets: dict[str, dict[str, Any]], length: int, file: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from ..storage.cache import sha
 from ..tokenizers.control_tokens import ControlTokens
 from ..words import working
 from .account import Account
-from .examples import Examples
+from .examples import Example, Examples
 from .mapped_store import META, MappedStore
 from .rows import Rows, evenly_spread
 
@@ -103,15 +103,14 @@ def encode_examples(
     key: str,
     source: Examples,
     schema: pyarrow.Schema,
-    batches: Callable[[Examples, Account], Iterable[dict[str, list]]],
-    facts: Callable[[dict[str, list]], dict[str, int | dict]],
+    batches: Callable[[Iterable[Example], Account], Iterable[dict[str, list]]],
     tokenizer: "transformers.PreTrainedTokenizerFast",
 ) -> EncodedExamples:
     """Encode `source` by `batches`, which yields columns, and store the result under cache/examples, found by `key`.
 
-    facts: (a batch) -> numbers, also in dicts, which are added up over all batches. tokenizer: the one that `batches`
-    uses; its control tokens are counted in the examples. The account of the examples is stored with them; `batches`
-    counts what becomes of labels and texts.
+    Each batch also has `facts`, numbers, also in dicts, which are added up. tokenizer: the one that `batches` uses; its
+    control tokens are counted in the examples. The account of the examples is stored with them; `batches` counts what
+    becomes of labels and texts.
     Raises what `batches` raises; no files are left behind then.
     """
 
@@ -119,20 +118,21 @@ def encode_examples(
         total, account = {}, Account()
         occurrences, control = Counter(), ControlTokens(tokenizer)
 
-        def count(row: dict[str, Any]) -> None:
-            cells = [row[column] for column in source.source.columns.values()]
-            occurrences.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
+        def counted() -> Iterator[Example]:
+            for place, row in source:
+                cells = [row[column] for column in source.source.columns.values()]
+                occurrences.update(control.count([json.dumps(cells, ensure_ascii=False, default=str)]))
+                yield place, row
 
-        watched = source.watched(count)
         with (
             working(f"encoding {source.split}"),
             (folder / ARROW).open("wb") as file,
             pyarrow.ipc.new_stream(file, schema) as writer,
         ):
-            for batch in batches(watched, account):
-                add_up(total, facts(batch))
+            for batch in batches(counted(), account):
+                add_up(total, batch["facts"])
                 writer.write_batch(pyarrow.record_batch([batch[name] for name in schema.names], schema=schema))
-        account.update(watched.account())
+        account.update(source.account())
         for token, number in occurrences.items():
             account.read_as("control token", token, "ordinary text", number)
         meta = {"fingerprint": changed if occurrences else key, "name": source.name, "facts": total}

@@ -91,21 +91,12 @@ class Examples(Part):
     """
 
     files: States = {}
-    _watch: Callable[[dict], None] | None = None
 
     def __iter__(self) -> Iterator[Example]:
         for _, (place, row) in self.numbered():
             if isinstance(row, UserError):
                 raise row
-            if self._watch is not None:
-                self._watch(row)
             yield place, row
-
-    def watched(self, watch: Callable[[dict], None]) -> "Examples":
-        """The same examples; `watch` is called with each row before it is yielded."""
-        examples = copy.copy(self)
-        examples._watch = watch
-        return examples
 
     def only(self, column: str) -> "Examples":
         """The same examples with this column alone; the others need not be read."""

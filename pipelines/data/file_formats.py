@@ -1,16 +1,8 @@
 """Formats of files that hold rows, such as JSON lines and Parquet: one class each, chosen by how a file's name ends.
 
 A new format is one class with the decorator `register_file_format`; `data.files` then takes its files, for texts (the
-row's `text_field` is the document) and for labelled examples alike:
-
-    @register_file_format(".psv")
-    class PipeSeparated(FileFormat):
-        def rows(self, field, path, columns, limits):
-            with open_file(path, limits.encoding) as stream:
-                lines = io.TextIOWrapper(stream, "utf-8", newline="")
-                yield from enumerate(csv.DictReader(lines, delimiter="|"), start=1)
-
-plain_text.py says which other files are plain text.
+row's `text_field` is the document) and for labelled examples alike; Conll is a short one. plain_text.py says which
+other files are plain text.
 """
 
 import csv
@@ -234,9 +226,10 @@ _SAMPLE = 2**18  # bytes of a table in which its separator is found
 _FIRST = 100  # rows of it
 
 
+@register_file_format(".csv")
 class Separated(FileFormat):
-    """A table as text: the first line names the columns, unless the recipe does (data.column_names), in which case it
-    may repeat the names; a quoted value may hold separators and line breaks.
+    """A table as text (RFC 4180): the first line names the columns, unless the recipe does (data.column_names), in
+    which case it may repeat the names; a quoted value may hold separators and line breaks.
 
     usual: the name of the separator by which such files' names are known. A line `sep=;`, as Excel reads it, comes
     before the names.
@@ -245,7 +238,7 @@ class Separated(FileFormat):
     counts = "line"
     has_own_paths = True
     ways = ("data.separator", "data.encoding")
-    usual: str
+    usual = "comma"
 
     def separator(self, path: Path, limits: Limits, usual: str | None = None) -> str:
         """The name of a file's separator: as the recipe says, or as it is found beside the `usual` one."""
@@ -349,16 +342,9 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-@register_file_format(".csv")
-class CommaSeparated(Separated):
-    """Values separated by commas, as spreadsheets write them (RFC 4180), or by what is found."""
-
-    usual = "comma"
-
-
 @register_file_format(".tsv")
 class TabSeparated(Separated):
-    """Values separated by tabs, or by what is found."""
+    """A table whose values are usually separated by tabs."""
 
     usual = "tab"
 

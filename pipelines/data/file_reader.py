@@ -12,11 +12,9 @@ from ..storage.packed_files import packing_of
 from .account import Account
 from .documents import Limits, counted_from
 from .file_formats import FileFormat, check_opens, format_of
-from .files import WAY_OUT, file_identities, name_of_files, readable
-from .patterns import find_files
-from .plain_text import PlainText, no_format
+from .files import WAY_OUT, file_identities, find_files, name_of_files, readable
+from .plain_text import PlainText, WholeFile, no_format
 from .reader import Reader, Row, View
-from .whole_files import WholeFile
 
 # What is found of a file: in words, and what to do where it is wrong.
 FOUND = {

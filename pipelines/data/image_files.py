@@ -10,11 +10,10 @@ from ..errors import UserError
 from ..storage.contents import content_hash, contents
 from ..words import counted
 from .file_reader import FileReader
-from .files import readable
-from .patterns import find_files
+from .files import find_files, readable
+from .plain_text import WholeFile, is_image_file
 from .reader import GROUPS, ExampleView
 from .remote_files import is_copy
-from .whole_files import WholeFile, is_image_file
 
 LEFT_BY_WINDOWS = ("thumbs.db", "desktop.ini")  # in folders of images; they are no part of the data
 

@@ -17,9 +17,9 @@ from .derived import open_derived
 from .documents import Corpus, Limits, Skipped, Source
 from .examples import Examples, MixtureCorpus, Part, SourceCorpus, no_documents
 from .file_reader import FileReader
+from .files import real_paths
 from .hub_reader import HubReader
 from .image_files import read_images
-from .patterns import real_paths
 from .reader import GROUPS, SOME, ExampleView, Reader, TextView, View
 from .remote_files import with_local_copies
 from .splits import SPLITS, STREAM_WINDOW, TRAIN, VALIDATION, Split, planned_parts

@@ -289,7 +289,9 @@ def staged(
     """
     sources, stretches = {}, []
     for of_stage, weights, count in zip(rows, shares, counts, strict=True):
-        own, usual = sources_by_share(of_stage)
+        own, usual = {"": of_stage}, {"": 1.0}  # rows without shares are their own single source, without a name
+        if isinstance(of_stage, OrderedRows) and of_stage.order.seed is not None:
+            own, usual = of_stage.sources, normalised(of_stage.order.shares)
         sources |= {(of_stage.fingerprint, name): source for name, source in own.items()}
         weights = usual if weights is None else weights
         stretches.append(({(of_stage.fingerprint, name): weight for name, weight in weights.items()}, count))
@@ -302,13 +304,6 @@ def staged(
     found = OrderedRows(sources, order, rows[0].fingerprint, said=(EPOCH,), parts=rows[0].parts)
     found.name = rows[0].name
     return found
-
-
-def sources_by_share(rows: Rows) -> tuple[Mapping[str, Rows], Mapping[str, float]]:
-    """(sources that a stage may weigh anew, their shares); other rows are their own single source, without a name."""
-    if isinstance(rows, OrderedRows) and rows.order.seed is not None:
-        return rows.sources, normalised(rows.order.shares)
-    return {"": rows}, {"": 1.0}
 
 
 def passes(rows: OrderedRows, of_stage: Rows, number: int) -> float:

@@ -1,4 +1,4 @@
-"""Plain text: which files are it, and the documents in one: the file, its lines, or its paragraphs."""
+"""Files that are no tables: plain text, with the documents in it, and files that are one row each, as images are."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..storage.packed_files import unpacked_name
-from .documents import Limits
+from .documents import UTF8, Limits
 from .file_formats import FILE_FORMATS, FileFormat
 from .files import bounded_lines, open_file
 
@@ -96,3 +96,35 @@ def _row(parts: list[bytes], fault: str | None, columns: list[str]) -> dict[str,
 
 def suffix_of(name: str) -> str:
     return Path(unpacked_name(name)).suffix
+
+
+IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+def is_image_file(path: Path) -> bool:
+    return path.name.lower().endswith(IMAGES)
+
+
+class WholeFile(FileFormat):
+    """named: {"image_field", "text_field", "label_field": the column of an image's path, of a text, of a class}."""
+
+    def __init__(self, named: dict[str, str]):
+        self.named = named
+
+    def check_kind(self, field: str, path: Path, pattern: str) -> None:
+        texts = TEXT if "label_field" in self.named else (*TEXT, ".md")  # beside labelled texts a README.md is none
+        is_image = "image_field" in self.named and is_image_file(path)
+        if not is_image and suffix_of(path.name) not in texts:
+            raise no_format(field, path, texts)
+
+    def encoding(self, path):
+        return UTF8 if is_image_file(path) else super().encoding(path)
+
+    def rows(self, field, path, columns, limits):
+        row: dict | str = {"image_field": str(path)}
+        if not is_image_file(path):
+            [(_, row)] = PlainText().rows(field, path, ["text_field"], limits)
+        if isinstance(row, dict):
+            row |= {"label_field": path.parent.name}
+            row = {column: row[name] for name, column in self.named.items() if name in row}
+        yield None, row

@@ -11,8 +11,7 @@ from .cells import IfThere, cell, cell_names
 from .documents import UTF8, Document, Limits, Skipped, Source
 from .file_formats import FILE_FORMATS, FileFormat, is_unicode, with_class_names
 from .files import NOT_UTF8, WAY_OUT
-from .plain_text import PlainText
-from .whole_files import WholeFile
+from .plain_text import PlainText, WholeFile
 
 # (place, row). place: file and line, or data set and row, for errors. The row has every column that was asked for.
 Example = tuple[str, dict[str, Any]]

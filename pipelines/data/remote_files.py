@@ -8,7 +8,6 @@ node without a network.
 import json
 import os
 import re
-import sys
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..manifest import cache_folder
 from ..recipes.secrets import without_signatures
 from ..storage.atomic import write_atomically
 from ..storage.cache import cached_folder, is_complete, sha
+from ..words import say
 
 KIND = "remote"
 MISSING = 404  # a web server's status for a file that it lacks
@@ -74,8 +74,7 @@ def _copies(field: str, pattern: str, cache: Path) -> list[Path]:
         copies = _known_copies(known)
         if copies is None:
             raise UserError(f"{field}={pattern!r} cannot be reached: {_reason(error)}.") from None
-        reason = f"anyformer: {public} cannot be reached ({_reason(error)}); the copy in the cache is used"
-        print(reason, file=sys.stderr)
+        say([f"{public} cannot be reached ({_reason(error)}); the copy in the cache is used"])
         return copies
     entries = [[sha([without_signatures(place), state]), _name(place)] for _, place, state in files]
     for (system, place, _), (entry, name) in zip(files, entries):

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from transformers import TrainingArguments
 
 from ..storage.atomic import write_atomically
-from .batch_keys import EPOCH, IGNORE_INDEX, POSITION, ROW_IDS, WORDS, row_generators, row_ids  # noqa: F401 (for plug-ins)
+from .batch_keys import EPOCH, IGNORE_INDEX, POSITION, ROW_IDS, WORDS
 from .rows import BEGINNING, PlainRows, Rows, Streamed, passes_from
 
 FILE = "stream.json"

@@ -80,15 +80,12 @@ class StdlibCodeSource(StdlibSource):
     name = "stdlib_code"
 
     def includes(self, relative: str) -> bool:
+
+        def share_in(path: Path) -> float:
+            return table_share(path.read_bytes().decode(errors="replace"))
+
         # The topics are documents of their own; their file would repeat them as one long string each.
-        file = self.root / relative
-        return (
-            relative != _TOPICS
-            and contents.value(
-                file, "table share", lambda path: table_share(path.read_bytes().decode(errors="replace"))
-            )
-            <= 0.5
-        )
+        return relative != _TOPICS and contents.value(self.root / relative, "table share", share_in) <= 0.5
 
 
 def table_share(text: str) -> float:

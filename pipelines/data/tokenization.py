@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from ..lazy import transformers
 from ..storage.cache import cached_folder, is_complete, remove_at_once, sha
 from ..tokenizers.control_tokens import ControlTokens
+from ..words import is_shown
 from .account import READ_AS, Account
 from .documents import Corpus, Share
 from .encoding import Encoder
@@ -72,17 +73,17 @@ class Tokenization:
         self.fingerprint = sha([1, corpus.fingerprint(), self.encoder.fingerprint, *self.frame])
         self.key = sha([_FORMAT, self.fingerprint])
 
-    def store(self, progress: bool) -> TokenStore:
+    def store(self) -> TokenStore:
         """The store of the whole corpus, from the cache or made; shards that are there already are not made again."""
         try:
-            return self._store(progress)
+            return self._store()
         except FileNotFoundError:  # another process was faster, and has removed the shards that were to be joined
-            return self._store(progress)
+            return self._store()
 
-    def _store(self, progress: bool) -> TokenStore:
+    def _store(self) -> TokenStore:
         def build(folder: Path) -> None:
             size, tally = self.corpus.size_hint(), None
-            with progress_of(self.corpus, progress) as advance, TokenWriter(folder, self.dtype) as writer:
+            with progress_of(self.corpus) as advance, TokenWriter(folder, self.dtype) as writer:
                 if size is not None and size <= SHARD_BYTES:
                     self._write(writer, encoded_stream(self.corpus, self._encoded), advance)
                 else:
@@ -96,11 +97,11 @@ class Tokenization:
         remove_at_once(self.cache / self._kind, beside=store.folder)
         return store
 
-    def make_share(self, share: Share, progress: bool) -> int:
+    def make_share(self, share: Share) -> int:
         """Make the shards of one share, unless they are there; return how many it has: 0 once the store is there."""
         if is_complete(self.cache / TokenStore.kind / self.key):
             return 0
-        with progress_of(self.corpus, progress) as advance:
+        with progress_of(self.corpus) as advance:
             return sum(1 for _ in self.shards(share, advance))
 
     def shards(self, share: Share, advance: Callable[[int], None]) -> Iterator[Path]:
@@ -231,11 +232,11 @@ def _groups(
 
 
 @contextmanager
-def progress_of(corpus: Corpus, shown: bool) -> Iterator[Callable[[int], None]]:
+def progress_of(corpus: Corpus) -> Iterator[Callable[[int], None]]:
     """Yields a function that takes the bytes of text just done and shows them in a progress bar."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    with Progress(*columns, TimeRemainingColumn(), disable=not shown, transient=True) as bar:
+    with Progress(*columns, TimeRemainingColumn(), disable=not is_shown(), transient=True) as bar:
         task = bar.add_task(f"tokenising {corpus.split}", total=corpus.size_hint())
         yield partial(bar.advance, task)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import UserError
-from ..metrics.significance import Comparison, differences
+from ..metrics.significance import differences
 from ..plugins import METRICS
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
@@ -82,8 +82,7 @@ class ModelComparison(Measured):
 def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int | None = None) -> ModelComparison:
     """Measure the checkpoints of two recipes that differ in nothing else.
 
-    Raises:
-        UserError: as evaluate_model, or where the models number the classes differently or read other examples.
+    Raises UserError: as evaluate_model, or where the models number the classes differently or read other examples.
     """
     pair = [prepare_evaluation(recipe, split, max_examples) for recipe in (first, second)]
     places = [each.recipe.model.name_or_path for each in pair]
@@ -99,16 +98,12 @@ def compare_models(first: Recipe, second: Recipe, split: str, max_examples: int 
     if any(each.rows is None for both in compared for each in both):
         return ModelComparison(*results, {})
     for a, b in compared:
-        same = a.rows == b.rows and (a.references == b.references or are_of_models(a))
-        if not same:
+        # Rewards of rejected answers are references of each model's own, and so differ.
+        of_models = all(METRICS[name].compares == "rewards" for name in a.metrics)
+        if a.rows != b.rows or not (of_models or a.references == b.references):
             raise UserError(
                 f"MODEL={places[0]} and MODEL={places[1]} do not answer the same questions in the same way (their "
                 f"classes have other numbers, or their rows hold other examples); measure each by itself"
             )
         all_differences |= differences(a, b, first.evaluation.bootstrap, first.training.seed)
     return ModelComparison(*results, all_differences)
-
-
-def are_of_models(compared: Comparison) -> bool:
-    """Whether references are the models' own rewards, of rejected answers, and so differ between two models."""
-    return all(METRICS[name].compares == "rewards" for name in compared.metrics)

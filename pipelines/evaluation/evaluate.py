@@ -4,7 +4,6 @@ Everything but the model comes from the recipe: the data, how it becomes rows, t
 training reports at its end, because the same code computes them.
 """
 
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -108,11 +107,7 @@ class PreparedEvaluation:
 
 
 def evaluate_model(
-    recipe: Recipe,
-    split: str,
-    *,
-    max_examples: int | None = None,
-    picture: Path | None = None,
+    recipe: Recipe, split: str, *, max_examples: int | None = None, picture: Path | None = None
 ) -> Evaluation:
     """Evaluate the recipe's checkpoint on one split of its data.
 
@@ -137,7 +132,7 @@ def prepare_evaluation(recipe: Recipe, split: str, max_examples: int | None = No
     is_part = max_examples is not None
     names = [name for name in recipe.evaluation.metrics if not (is_part and METRICS[name].whole_text)]
     splits = splits_to_measure(objective, split, names)
-    data = prepare_data(recipe, progress=sys.stdout.isatty(), splits=splits, model_config=config)
+    data = prepare_data(recipe, splits=splits, model_config=config)
     rows = data.rows[split]
     say(f"{split}: {note}" for note in rows.notes)
     chosen = rows.of_examples(max_examples) if is_part else list(range(len(rows)))
@@ -181,7 +176,7 @@ def measure(prepared: PreparedEvaluation, picture: Path | None = None) -> Evalua
     metrics = {"loss": result["loss"]} | scores.of_pass(prepared.names, result, rows, train)
     finished = FinishedModel(name, lambda: model, recipe.training.evaluation_rows)
     with kept_comparisons() as of_answers:
-        of_model = scores.of_answers(answers, finished, rows, chosen, train)
+        of_model = scores.of_answers(finished, rows, chosen)
     metrics |= of_model.values
     compared = [each.of_rows(chosen) for each in of_pass]
     compared += [each.of_rows(chosen) if each.rows is None else each for each in of_answers]

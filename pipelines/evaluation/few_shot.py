@@ -8,7 +8,6 @@ those of more shots.
 
 import random
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +22,7 @@ from ..metrics import compute_metrics
 from ..metrics.significance import intervals, kept_comparisons
 from ..objectives.answers import FinishedModel
 from ..objectives.data import Data
-from ..objectives.prepare import cache_of, with_usable_rows
+from ..objectives.prepare import with_usable_rows
 from ..objectives.reads import Reads, label_column
 from ..plugins import METRICS, objective_of
 from ..recipes.schema import Recipe
@@ -95,8 +94,7 @@ def evaluate_few_shot(
             names, or numbers taken from the training labels.
         max_examples: the most questions to ask, spread over the split.
 
-    Raises:
-        UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
+    Raises UserError: a model that writes no text, a template or words that do not fit, or too few training examples.
     """
     began = Began.now(recipe)
     config, objective = open_config(recipe), objective_of(recipe).for_rows()
@@ -106,7 +104,7 @@ def evaluate_few_shot(
     def asked(data: Data) -> list[list[Question]]:
         return [list(questions_of(data, sources[name], template)) for name in ("train", split)]
 
-    data, (solvable, questions) = with_usable_rows(reads, sources, cache_of(recipe), sys.stdout.isatty(), asked)
+    data, (solvable, questions) = with_usable_rows(reads, sources, asked)
     say(f"{split}: {note}" for note in unusual(sources[split].account()))
     kind = KINDS[objective.asks_for](data, words, [question.answer for question in solvable])
     scores = data.scores()
@@ -139,9 +137,6 @@ def measured(recipe: Recipe, names: list[str], given: list, probabilities, quest
         metrics, _ = compute_metrics(names, given, true, probabilities, tokenize=recipe.evaluation.bleu_tokenize)
     bounds = intervals(compared[0], metrics, recipe.evaluation.bootstrap, recipe.training.seed)
     return {"metrics": metrics, "intervals": bounds}
-
-
-# ------------------------------------------------------------------------------------------------- the prompt
 
 
 def question_template(reads: Reads, given: str | None) -> str:

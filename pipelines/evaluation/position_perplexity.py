@@ -13,8 +13,8 @@ from ..data.rows import evenly_spread
 from ..errors import UserError
 from ..likelihoods.token_log_probs import token_log_probs
 from ..likelihoods.without_logits import without_logits
-from ..objectives.perplexity import perplexity
 from ..objectives.prepare import prepare_data
+from ..objectives.text import perplexity
 from ..plugins import objective_of
 from ..recipes.schema import Recipe
 from ..reporting.charts import by_position

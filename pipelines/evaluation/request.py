@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..adapters import base_instead, named_base
 from ..errors import UserError, refuse_unknown
 from ..generation import locate_model
 from ..plugins import METRICS, objective_of
@@ -33,8 +34,7 @@ def evaluation_recipe(
         task: name or path of a recipe; None: the recipe of the run in whose folder the model is.
         overrides, notes, options: as load_recipe's.
 
-    Raises:
-        UserError: no such model, no recipe beside it where none is named, or as load_recipe.
+    Raises UserError: no such model, no recipe beside it where none is named, or as load_recipe.
     """
     place = locate_model(model)
     task = own_recipe(model, overrides) if task is None else task
@@ -53,7 +53,7 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
     """The recipe, where a setting that is null in `task`, and then means model.name_or_path, is the model of before.
 
     That is the model from which the recipe's training starts, or, if it names none, the one from which `model` was
-    trained. Raises UserError where neither is known.
+    trained; where --base-model is given, that. Raises UserError where neither is known.
     """
     part, name = recipe.learned_section, recipe.learned.is_start_where_null
     if name is None:
@@ -61,12 +61,15 @@ def keep_start(recipe: Recipe, task: str, model: str, overrides: list[str], sect
     data, _ = read_yaml_file(task, "recipes", "recipe")
     given = {tuple(path): value for path, value in map(parse_override, overrides)}
     settings = {**(data.get(part) or {}), **(sections.get(part) or {})}
-    if (given.get((part, name)) or settings.get(name)) is not None:
+    if given.get((part, name)) is not None:
         return recipe
+    if settings.get(name) is not None:
+        is_base = settings[name] == named_base(model)
+        return recipe.with_(**{part: {name: base_instead(settings[name])}}) if is_base else recipe
     beside = recipe_beside(model)
     saved = {} if beside is None else read_yaml_file(str(beside), "recipes", "recipe")[0]
     starts = ((each.get("model") or {}).get("name_or_path") for each in (data, saved))
-    if (start := next(filter(None, starts), None)) is None:
+    if (start := base_instead(next(filter(None, starts), None))) is None:
         raise UserError(
             f"{part}.{name}=null is the model from which a training starts, and neither TASK={task} nor the recipe of "
             f"MODEL={model} names it; set {part}.{name}"
@@ -117,7 +120,7 @@ def on_data(recipe: Recipe, given: str) -> Recipe:
     Metrics that are computed from training data are left out, and all classes weigh alike in the loss.
     Raises UserError where no file is found, and for a recipe of several parts.
     """
-    from ..data.patterns import find_files
+    from ..data.files import find_files
 
     if objective_of(recipe).parts:
         raise UserError(f"{recipe.name} has parts, each with data of its own; name a recipe in place of TASK={given}")
@@ -187,8 +190,7 @@ def own_recipe(model: str, overrides: list[str] = ()) -> str:
 def choose_split(recipe: Recipe, wanted: str | None = None) -> str:
     """The split to evaluate on: `wanted`, else the first of test and validation that the recipe has.
 
-    Raises:
-        UserError: the recipe has no such split.
+    Raises UserError: the recipe has no such split.
     """
     sections = sections_of(objective_of(recipe))
     available = [
@@ -227,12 +229,6 @@ def result_file(
     return folder / f"{'-'.join(part for part in parts if part)}.json"
 
 
-def check_one_process() -> None:
-    """Raise UserError under a launcher of several processes: each would measure, and write, everything."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UserError("anyformer evaluate runs in one process; start it without torchrun or accelerate launch")
-
-
 def check_writable(path: Path, option: str = "--output") -> None:
     """Raise UserError where a result could not be written after the work is done."""
     where = path.parent if path.parent != Path("") else Path(".")
@@ -251,9 +247,3 @@ def check_predictions(recipe: Recipe, file: str | None) -> None:
     if not any(METRICS[name].load is not None for name in objective_of(recipe).metrics):
         raise UserError(f"--predictions {file}: TASK={recipe.name} compares no predictions with references; remove it")
     check_writable(Path(file), "--predictions")
-
-
-def check_shots(recipe: Recipe) -> None:
-    """Raise UserError where the task has no answers that a language model can be asked for."""
-    if not objective_of(recipe).for_rows().asks_for:
-        raise UserError(f"--shots asks a language model for a class, number or text; TASK={recipe.name} asks for none")

@@ -63,8 +63,7 @@ class Measured:
 class Result(Measured):
     """The result of measuring a model. Attributes: model, task, data, seconds, versions, and those in `facts`.
 
-    Args:
-        began: made before anything was read.
+    began: made before anything was read.
 
     Raises UserError where the model or the data has been changed meanwhile.
     """

@@ -46,11 +46,9 @@ class SuiteResult(Measured):
 def evaluate_suite(suite: Suite, model: str, recipes: dict[str, tuple[Recipe, str, int | None]]) -> SuiteResult:
     """Measure a model on the tasks of a suite, after all of them have been checked.
 
-    Args:
-        recipes: task -> (recipe with the model in it, split, most examples), as recipes_of_suite gives them.
+    recipes: task -> (recipe with the model in it, split, most examples), as recipes_of_suite gives them.
 
-    Raises:
-        UserError: as evaluate_model, for any of the tasks, before anything is measured.
+    Raises UserError: as evaluate_model, for any of the tasks, before anything is measured.
     """
     started = time.time()
     results = measure_all([prepare_evaluation(*request) for request in recipes.values()])

@@ -82,16 +82,14 @@ COLUMNS = {
 
 def check_columns(names: list[str], recipe: Recipe) -> None:
     """Raise UserError for a column that is unknown, named twice, or of models that write, unlike the recipe's."""
+    objective = objective_of(recipe)
     for number, name in enumerate(names):
         if name not in COLUMNS:
             raise UserError(f"columns: {name!r} is not known{did_you_mean(name, COLUMNS)}; {', '.join(COLUMNS)} are")
         if name in names[:number]:
             raise UserError(f"columns: {name} is named twice; name it once")
-        if COLUMNS[name].writes and objective_of(recipe).auto_class not in WRITERS:
-            raise UserError(
-                f"columns: {name} is of models that write text, and {recipe.learned_section}.name="
-                f"{recipe.learned.name} trains none; leave it out"
-            )
+        if COLUMNS[name].writes and objective.auto_class not in WRITERS:
+            raise UserError(f"columns: {name} is of models that write, and {objective.setting} trains none; drop it")
 
 
 def measure_columns(names: list[str], folders: list[Path]) -> dict[Path, dict[str, float | None]]:

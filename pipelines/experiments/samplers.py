@@ -92,8 +92,7 @@ class Optuna:
     The study lives in memory. A resumed sweep makes its earlier choices again and tells the study their results, so
     that it goes on as if it had not been stopped: a choice depends on the seed, its number and the results so far.
 
-    Args:
-        chosen: the parameters of this sweep's earlier choices; each new choice is appended to the list.
+    chosen: the parameters of this sweep's earlier choices; each new choice is appended to the list.
     """
 
     def __init__(self, sweep: Sweep, seed: int, lower_is_better: bool, chosen: list[dict[str, Any]]):

@@ -52,9 +52,8 @@ class Law:
 def fit(parameters, tokens, losses, begin: Law | None = None) -> Law:
     """The law that fits the runs best.
 
-    Args:
-        parameters, tokens, losses: of each run, (R,).
-        begin: a law to start from; None: the best starting points of the grid.
+    parameters, tokens, losses: of each run, (R,).
+    begin: a law to start from; None: the best starting points of the grid.
 
     Raises ValueError for fewer than FEWEST runs, or where all have the same parameters or the same tokens.
     """

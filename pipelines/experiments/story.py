@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import UserError, did_you_mean, refuse_unknown
 from ..recipes.compose import recipe_from_dict
-from ..recipes.recipe_files import is_file_of, read_yaml_file
+from ..recipes.recipe_files import read_yaml_file
 from ..recipes.schema import parts_of_recipe
 from ..recipes.types import as_mapping
 from .study import Member, Study
@@ -16,20 +16,13 @@ from .study import Member, Study
 FOLDER_SETTING, REPORT = "training.output_dir", "report.html"
 
 
-def is_story(name_or_path: str) -> bool:
-    """Whether the word names a story: one that is shipped, or a YAML with a line that begins `steps:`."""
-    return is_file_of(name_or_path, "stories", "steps")
-
-
 def read_story(name_or_path: str, overrides: Sequence[str] = (), trust_remote_code: bool = False) -> Study:
     """The story of a file or of a shipped name, each of its recipes composed and checked.
 
-    Args:
-        overrides: STEP.section.key=value wins over the recipe of a step, section.key=value over those of all;
-            training.output_dir is the folder of the story.
+    overrides: STEP.section.key=value wins over the recipe of a step, section.key=value over those of all;
+        training.output_dir is the folder of the story.
 
-    Raises:
-        UserError: no steps, an unknown step or key, or as `recipe_from_dict`, with the name of the step.
+    Raises UserError: no steps, an unknown step or key, or as `recipe_from_dict`, with the name of the step.
     """
     data, stem = read_yaml_file(name_or_path, "stories", "story")
     where, sections = f"story {stem}", [part.name for part in parts_of_recipe()]

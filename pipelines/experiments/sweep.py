@@ -76,12 +76,9 @@ class SweepStudy(Study):
 
         sweep.csv is written after each, and comparison.html of trained runs at the end.
 
-        Args:
-            entry, watch: as of Workers.
-            say: called with each line for the user.
+        entry, watch: as of Workers. say: called with each line for the user.
 
-        Raises:
-            UserError: another process makes this folder's sweep.
+        Raises UserError: another process makes this folder's sweep.
         """
         self.say = say
         self.workers = partial(Workers, at_once, entry, watch=watch)
@@ -111,17 +108,13 @@ class SweepStudy(Study):
 
     def to_make(self) -> Iterator[Member]:
         """The members but measurements that are known; whether a run is finished, `train` itself finds out."""
-        chosen = self.chosen_by_results() if self.combinations is None else self.known_at_once()
-        for member in chosen:
+        for combination in self.combinations or ():
+            self.members += self.members_of(combination)
+        for member in self.chosen_by_results() if self.combinations is None else self.members:
             if member.model is not None and kept(member) is not None:
                 member.read()
             else:
                 yield member
-
-    def known_at_once(self) -> Iterator[Member]:
-        for combination in self.combinations:
-            self.members += self.members_of(combination)
-        yield from self.members
 
     def chosen_by_results(self) -> Iterator[Member]:
         """Those of combinations that Optuna chooses; it gets a result when the runs of all seeds have ended."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError, refuse_unknown
+from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import is_file_of, read_yaml_file
 from ..recipes.schema import doc
 from ..recipes.secrets import without_secrets
@@ -72,11 +73,6 @@ class Sweep:
     variants: dict[str, list[str]] = field(default_factory=dict)
 
 
-def is_sweep_file(name_or_path: str) -> bool:
-    """Whether the word names a file of a sweep: one that is shipped, or a YAML with a line that begins `recipe:`."""
-    return is_file_of(name_or_path, "experiments", "recipe")
-
-
 def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> Sweep:
     """The sweep of a file or of a recipe, with what the command line says.
 
@@ -85,11 +81,10 @@ def read_sweep(name_or_path: str, overrides: Sequence[str], **settings: Any) -> 
             one value stands in a list of its own, [[a, b]]. They win over the file's.
         settings: of SweepSettings, which win over the file's; None leaves one out.
 
-    Raises:
-        UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
+    Raises UserError: an unknown key, a range without ends, nothing that varies, or as `load_recipe`.
     """
     chosen = {name: value for name, value in settings.items() if value is not None}
-    if is_sweep_file(name_or_path):
+    if is_file_of(name_or_path, "experiments", "recipe"):
         sweep = _sweep_of_file(name_or_path, chosen)
     else:
         sweep = Sweep(build(SweepSettings, {**chosen, "recipe": name_or_path}, "sweep"))
@@ -178,8 +173,5 @@ def _check_evaluate(settings: SweepSettings) -> None:
         if settings.max_examples is not None and settings.by_position is None:
             raise UserError(f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add either")
         return
-    for name in ("seeds", "by_position"):
-        if getattr(settings, name) is not None:
-            raise UserError(f"{name}={getattr(settings, name)} is of runs that are trained; leave out it, or evaluate")
-    if settings.columns:
-        raise UserError(f"columns={show(settings.columns)} are of runs that are trained; leave out them, or evaluate")
+    why = "is of runs that are trained; leave out it, or evaluate"
+    check_beside("sweep", settings, [(f"{name}=", True, why) for name in ("seeds", "by_position", "columns")])

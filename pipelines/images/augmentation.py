@@ -1,11 +1,10 @@
-"""Random changes of training images: shifts, mirror images, mixup and cutmix, on whole batches.
+"""Random changes of training images: shifts, mirror images, mixup (Zhang et al. 2018) and cutmix
+(Yun et al. 2019), on whole batches.
 
 What happens to a row depends on the seed, the epoch and the row's number alone (data/batch_keys.py), so it is
 the same after a restart, in another process, and in a batch of other rows. Therefore the image with which another one
 is mixed comes from the whole training set, not from the batch.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,33 +13,6 @@ from torch.nn import functional
 from ..data.batch_keys import IGNORE_INDEX, row_generators, row_ids
 
 # B rows, C channels, H height, W width, K classes
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Settings of the random changes; by default there are none.
-
-    crop_padding: black pixels added on each side before a piece of the original size is cut out at random.
-    horizontal_flip: probability of a mirror image. mixup_alpha, cutmix_alpha: parameter of the Beta distribution of the
-    shares (Zhang et al. 2018; Yun et al. 2019); 0: off; with both, a coin decides for each row.
-    """
-
-    crop_padding: int = 0
-    horizontal_flip: float = 0.0
-    mixup_alpha: float = 0.0
-    cutmix_alpha: float = 0.0
-
-    @property
-    def mixes(self) -> bool:
-        return self.mixup_alpha > 0 or self.cutmix_alpha > 0
-
-    def views(self, images: torch.Tensor, generators: list[np.random.Generator]) -> torch.Tensor:
-        """(B, C, H, W) -> the same shape and type: each image shifted and perhaps mirrored."""
-        if not self.crop_padding and not self.horizontal_flip:
-            return images
-        shifts = np.array([generator.integers(2 * self.crop_padding + 1, size=2) for generator in generators])
-        flips = np.array([generator.random() for generator in generators]) < self.horizontal_flip
-        return shift_and_flip(images, shifts, flips, self.crop_padding)
 
 
 def shift_and_flip(images: torch.Tensor, shifts: np.ndarray, flips: np.ndarray, padding: int) -> torch.Tensor:
@@ -72,15 +44,14 @@ class ImageCollator:
     numbers, or (B, K) shares of the classes where rows are mixed.
 
     Args:
+        settings: the section `task` of an ImageClassification.
         store: the training images, where partners for mixing come from.
         num_classes: K.
         mean, std: subtrahend and divisor of each channel, for values from 0 to 255.
     """
 
-    def __init__(
-        self, augmentation: Augmentation, *, store, num_classes: int, mean: list[float], std: list[float], seed: int
-    ):
-        self.augmentation, self.store, self.num_classes, self.seed = augmentation, store, num_classes, seed
+    def __init__(self, settings, *, store, num_classes: int, mean: list[float], std: list[float], seed: int):
+        self.settings, self.store, self.num_classes, self.seed = settings, store, num_classes, seed
         self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (mean, std))
 
     def __call__(self, rows: list[dict]) -> dict:
@@ -91,19 +62,29 @@ class ImageCollator:
         if not rows[0].get("augment"):
             return {"pixel_values": self.normalised(images), **batch}
         generators = row_generators(rows, self.seed)
-        pixels = self.normalised(self.augmentation.views(images, generators))
-        if self.augmentation.mixes and bool((batch["labels"] != IGNORE_INDEX).all()):  # not a batch without labels
+        pixels = self.normalised(self.views(images, generators))
+        mixes = self.settings.mixup_alpha > 0 or self.settings.cutmix_alpha > 0
+        if mixes and bool((batch["labels"] != IGNORE_INDEX).all()):  # not a batch without labels
             pixels, batch["labels"] = self._mixed(pixels, batch["labels"], generators)
         return {"pixel_values": pixels, **batch}
+
+    def views(self, images: torch.Tensor, generators: list[np.random.Generator]) -> torch.Tensor:
+        """(B, C, H, W) -> the same shape and type: each image shifted and perhaps mirrored."""
+        padding, flip = self.settings.crop_padding, self.settings.horizontal_flip
+        if not padding and not flip:
+            return images
+        shifts = np.array([generator.integers(2 * padding + 1, size=2) for generator in generators])
+        flips = np.array([generator.random() for generator in generators]) < flip
+        return shift_and_flip(images, shifts, flips, padding)
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """uint8 -> float32 with mean 0 and variance 1, as the saved image processor does it."""
         return (images.float() - self.mean) / self.std
 
     def _mixed(self, pixels: torch.Tensor, labels: torch.Tensor, generators) -> tuple[torch.Tensor, torch.Tensor]:
-        settings, (height, width) = self.augmentation, pixels.shape[-2:]
+        settings, (height, width) = self.settings, pixels.shape[-2:]
         partners = np.array([generator.integers(len(self.store)) for generator in generators])
-        others = self.normalised(settings.views(self.store.images(partners), generators))
+        others = self.normalised(self.views(self.store.images(partners), generators))
         shares, centres, cuts = np.empty(len(generators)), np.empty((len(generators), 2)), []
         for place, generator in enumerate(generators):
             coin = generator.random()

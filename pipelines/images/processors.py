@@ -3,8 +3,9 @@
 It is saved with the model: users' images are prepared as the training images were.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import transformers
@@ -104,23 +105,17 @@ def normalisation(processor, channels: int) -> tuple[list[float], list[float]]:
 
 
 def prepare_images(
-    examples: Examples,
-    processor,
-    shape: tuple[int, int, int],
-    cache: Path,
-    class_of: Callable | None = None,
-    classes: list[str] | None = None,
-    label_facts: Callable | None = None,
+    examples: Examples, processor, shape: tuple[int, int, int], cache: Path, labels: Any = None
 ) -> ImageStore:
     """The images of a split, decoded, resized and cropped by the processor, but neither rescaled nor normalised.
 
-    class_of: (label, place, account) -> class number; None: no labels are read. classes: their names, on which the
-    numbers depend. Raises UserError for an image that cannot be used.
+    labels: the ClassLabels of their classes; None: no labels are read. Raises UserError for an image that cannot be
+    used.
     """
     columns = examples.source.columns
-    field = f"{'task' if class_of else 'objective'}.image_field={columns['image_field']!r}"
+    field = f"{'task' if labels else 'objective'}.image_field={columns['image_field']!r}"
     geometry = {name: value for name, value in processor.to_dict().items() if name not in MEANING}
-    rest = [list(shape), classes, str(sorted(geometry.items())), "account"]
+    rest = [list(shape), labels and labels.identity(), str(sorted(geometry.items())), "account"]
     with hashed_files() as examples.files:
         identity = examples.identity()
     key = sha([sha(identity), *rest])
@@ -130,13 +125,13 @@ def prepare_images(
     def batches() -> Iterator[tuple[np.ndarray, list[int] | None]]:
         for batch in in_batches(examples, BATCH):
             images = [decode(row[columns["image_field"]], shape[0], field, place) for place, row in batch]
-            labels = class_of and [class_of(row[columns["label_field"]], place, account) for place, row in batch]
+            numbers = labels and [labels.number(row[columns["label_field"]], place, account) for place, row in batch]
             for image in images:
                 count_image(account, image, processor, shape, field)
-            yield resized(processor, images, shape), labels
+            yield resized(processor, images, shape), numbers
         account.update(examples.account())
 
-    store = store_images(cache, key, examples, batches, account, label_facts)
+    store = store_images(cache, key, examples, batches, account, labels and labels.facts)
     is_on_white = any(key.why.startswith(ON_WHITE) for key, _ in store.account.entries(READ_AS, "image"))
     if is_on_white and getattr(processor, "do_convert_rgb", True) in (None, False) and shape[0] == 3:
         processor.do_convert_rgb = True  # in transformers' own processors: on white

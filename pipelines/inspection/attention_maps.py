@@ -92,6 +92,7 @@ def recorded_modules(model: PreTrainedModel) -> dict[torch.nn.Module, tuple[str,
     """{module: (its stack, self or cross, index of the weights in its output)}, as the model's parts specify."""
     modules, names = {}, {module: name for name, module in model.named_modules()}
     parts = [module for module in names if isinstance(module, PreTrainedModel)]
+    stacks = ("encoder", "decoder") if getattr(model.config, "is_encoder_decoder", False) else ()
     for part in reversed(parts):  # the innermost part's specification counts
         for key in RECORDED:
             specs = (getattr(part, "_can_record_outputs", None) or {}).get(key, [])
@@ -104,16 +105,9 @@ def recorded_modules(model: PreTrainedModel) -> dict[torch.nn.Module, tuple[str,
                     if spec.layer_name is not None and f".{spec.layer_name.strip('.')}." not in f".{name}.":
                         continue
                     is_cross = key == "cross_attentions" or getattr(module, "cross_attention", False) is True
-                    modules[module] = stack_of(name, model.config), "cross" if is_cross else "self", spec.index
+                    stack = next((word for word in name.split(".") if word in stacks), "")
+                    modules[module] = stack, "cross" if is_cross else "self", spec.index
     return modules
-
-
-def stack_of(name: str, config) -> str:
-    """Encoder or decoder, by the module's name; empty for a model that has only one of them."""
-    if not getattr(config, "is_encoder_decoder", False):
-        return ""
-    parts = name.split(".")
-    return next((part for part in parts if part in ("encoder", "decoder")), "")
 
 
 @contextmanager

@@ -29,9 +29,9 @@ def style() -> str:
     return part("look.css") + part("maps.css")
 
 
-def part(name: str) -> str:
-    """The text of a file in this folder."""
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+def part(name: str, package: str = __package__) -> str:
+    """The text of a file in the folder of a package."""
+    return (resources.files(package) / name).read_text(encoding="utf-8")
 
 
 def as_script(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The data of a page for one text or image: maps, summaries of heads, norms, the lens, the loads of experts."""
+"""`anyformer inspect`: the page of a model's texts or images: maps, heads, norms, the lens, the loads of experts."""
 
 import base64
 import gzip
@@ -6,14 +6,17 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from ..errors import UserError
+from ..words import counted, short_number, watched
 from .attention_maps import AttentionMap, attention_maps
 from .lens import readings
+from .maps_page import write_page
 
 # Square roots of shares are stored in this many levels, a byte each: fine for small shares, few enough to compress.
 LEVELS = 100
@@ -91,9 +94,6 @@ def view(model, inputs: dict, queries: dict[str, list[str]], keys: dict, wanted:
     return {"maps": maps, "heads": heads} | readings(model, inputs)
 
 
-# --------------------------------------------------------------------------------------------------------- texts
-
-
 def words_of(tokenizer, ids: Sequence[int]) -> list[str]:
     """Each token as it is shown: a leading space stays, a line break is an arrow."""
     pieces = [tokenizer.decode([number]) or tokenizer.convert_ids_to_tokens(number) for number in ids]
@@ -139,9 +139,6 @@ def view_of_text(model, tokenizer, texts: Sequence[str], wanted: Wanted, target:
     return {"words": found} | shown
 
 
-# --------------------------------------------------------------------------------------------------------- images
-
-
 def view_of_image(model, processor, image, wanted: Wanted) -> dict:
     """The page's data for a vision transformer on a Pillow image: its patches are the tokens, row by row."""
     inputs = {"pixel_values": processor(image, return_tensors="pt")["pixel_values"]}
@@ -159,3 +156,41 @@ def view_of_image(model, processor, image, wanted: Wanted) -> dict:
     shown = view(model, inputs, {"self": words}, {"self": words}, wanted, {})
     shown.pop("lens", None)
     return {"image": picture, "grid": [rows, columns, before], "words": {}} | shown
+
+
+def inspect_model(
+    name: str,
+    model,
+    processor,
+    shown: Sequence[tuple[str, Any, str | None]],
+    out: Path,
+    wanted: Wanted,
+    target: str | None = None,
+) -> tuple[int, list[dict]]:
+    """Write the page of a model on texts or images; returns its bytes, and view's heads for each of them.
+
+    Args:
+        processor: the model's tokenizer or image processor.
+        shown: (title, texts that are read together or a Pillow image, the model's answer; None: there is none).
+        target: what an encoder-decoder writes; None: its answer.
+
+    Raises UserError for layers or heads that the model does not have, and for a word that is in no text.
+    """
+    count, views, heads = getattr(model.config, "num_hidden_layers", 0), [], []
+    wrong = [layer for layer in wanted.layers or [] if not 0 <= layer < count]
+    if wrong:
+        raise UserError(f"--layers {wrong[0]}: the model has {counted(count, 'layer')}, from 0 to {count - 1}")
+    for title, read, answer in watched(shown, "looking at"):
+        if isinstance(read, list):
+            one = view_of_text(model, processor, read, wanted, answer if target is None else target)
+        else:
+            one = view_of_image(model, processor, read, wanted)
+        if answer is None and model.can_generate() and "lens" in one:
+            answer = ", ".join(f"{token!r} {share:.1%}" for token, share in one["lens"][-1]) + " comes next"
+        heads.append(one.pop("heads"))
+        views.append({"title": title, "answer": answer} | one)
+    for word in wanted.words:
+        if not any(word in one["words"] for one in views):
+            raise UserError(f"--word {word!r} is in none of the texts")
+    about = f"{type(model).__name__}, {short_number(sum(p.numel() for p in model.parameters()))} parameters"
+    return write_page(out, {"model": Path(name).name or name, "about": about, "views": views}), heads

@@ -12,8 +12,7 @@ from ..errors import CANNOT_LOAD, UserError, loading_reason
 from ..generation import locate_model
 from ..lazy import torch, transformers
 from ..positions import most_positions
-from ..publishing.objective_facts import objective_facts
-from ..publishing.run_facts import RunFacts
+from ..publishing.run_facts import RunFacts, objective_facts
 from ..storage.atomic import destination_folder
 from .convert_checkpoint import save, saved_image_processor, saved_tokenizer
 from .families import saved_class

@@ -59,16 +59,13 @@ def check_score(model, tokenizer, score: str) -> str:
         score = "log_probability" if writes else "pseudo_log_likelihood"
     if score == "log_probability" and not writes:
         raise UserError(f"score={score} is of models that write text; {type(model).__name__} fills in masks alone")
-    fills = tokenizer.mask_token_id is not None and (not writes or _fills(model))
+    family = FAMILIES.get(model.config.model_type)
+    is_ours = family is not None and "AutoModelForMaskedLM" in family.heads  # a decoder, which may fill in masks
+    learned = not writes or (is_ours and model.config.mask_token_id is not None)
+    fills = tokenizer.mask_token_id is not None and learned
     if score != "log_probability" and not fills:
         raise UserError(f"score={score} hides tokens, and {type(model).__name__} has not learned to fill in masks")
     return score
-
-
-def _fills(model) -> bool:
-    """Whether it is a decoder of ours that was trained to fill in masks."""
-    family = FAMILIES.get(model.config.model_type)
-    return family is not None and "AutoModelForMaskedLM" in family.heads and model.config.mask_token_id is not None
 
 
 def _whole(model, tokenizer, texts: list[str], add_bos: bool) -> list[Pair]:

@@ -32,7 +32,7 @@ class MetricRow:
     rejected ones. "pairs": the objective counts them (Learns.loss_parts); "tokens", "pixels": it is computed from
     summed losses. also: other values that it can compare.
     load: makes the evaluate.Metric, called with evaluate.Metric's arguments; None for metrics of losses. of_losses:
-    computes the metric from the TokenLosses of objectives/perplexity.py; None where a pass over the rows does not give
+    computes the metric from the TokenLosses of objectives/text.py; None where a pass over the rows does not give
     it. every_token: every token must be predicted exactly once. whole_text: it has no meaning for a part of the rows.
     needs_train: it also reads the training rows. two_classes: it is defined for two classes only. of_entities: it needs
     tags that mark entities. needs: (package, extra that installs it) where not every installation has the package, such
@@ -133,7 +133,7 @@ _OF_CLASSES = {
 
 
 def _of_losses(name: str, compares: str, description: str, **flags) -> None:
-    """Register the method `name` of objectives/perplexity.py's TokenLosses as a metric of tokens or pixels."""
+    """Register the method `name` of objectives/text.py's TokenLosses as a metric of tokens or pixels."""
     METRICS.add(name, MetricRow(compares, description, of_losses=methodcaller(name), lower=True, **flags))
 
 

@@ -11,7 +11,6 @@ from .data import Data
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
-    from .base import Objective
     from .scores import Scored
 
 SAMPLES = 3  # generated texts that are shown at the end
@@ -56,9 +55,9 @@ class Answers:
     head: ClassVar[str] = ""
     finishes_on: str = "none"
 
-    def __init__(self, objective: "Objective", data: Data):
-        self.objective, self.data, self.processor, self.tokenizer = objective, data, data.processor, data.tokenizer
-        self.recipe, self.settings = objective.recipe, objective.settings
+    def __init__(self, data: Data):
+        self.objective, self.data, self.processor, self.tokenizer = data.objective, data, data.processor, data.tokenizer
+        self.recipe, self.settings = self.objective.recipe, self.objective.settings
         self.account = Account()
 
     def check_prompts(self, most: int) -> None:

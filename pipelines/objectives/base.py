@@ -11,7 +11,7 @@ command.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import UserError
 from ..plugins import METRICS, OWN_BATCHES, TEACHERS, WHOLE_MODEL, WHOLE_ROWS
@@ -26,15 +26,8 @@ from .reads import Reads
 from .scores import Scores
 from .tokens import Tokens, check_tokenizer
 
-if TYPE_CHECKING:
-    from .teachers import Teaching
-
 # Bounds of settings for `doc`: SHARE for shares and probabilities, TOKENS for the number of tokens of a text.
 SHARE, TOKENS = {"at_least": 0, "at_most": 1}, {"at_least": 2, "at_most": 2**20}
-
-
-# Settings that bound how many tokens the model reads or writes at once.
-LENGTHS = ("sequence_length", "max_length", "max_target_length")
 
 
 @dataclass(frozen=True)
@@ -154,14 +147,14 @@ class Objective:
         from ..metrics import check_tokenize
 
         if not reads_text(self):
-            check_examples(self)
+            _check_examples(self)
         check_tokenize(self.recipe.evaluation.bleu_tokenize, self.metric_names())
         why = f"has no effect with {self.setting}, which does not learn to continue a text; remove it"
         check_beside("evaluation", self.recipe.evaluation, [("sample_prompts", not self.continues_prompts, why)])
         why = f"has no effect on {self.unsmoothed}; remove it"
         check_beside("training", self.recipe.training, [("label_smoothing_factor", bool(self.unsmoothed), why)])
         if self.recipe.teacher is not None:
-            teaching_of(self, self.Reads(self)).check()
+            TEACHERS[self.taught](self.Reads(self)).check()
 
     def check_tokenizer(self) -> None:
         """Raise UserError for a tokenizer section that does not go with the objective."""
@@ -188,17 +181,13 @@ class Objective:
 
     def lengths(self) -> dict[str, int | None]:
         """{setting: its value} of the settings that bound how many tokens the model reads or writes at once."""
-        return {name: getattr(self.settings, name) for name in LENGTHS if hasattr(self.settings, name)}
+        names = ("sequence_length", "max_length", "max_target_length")
+        return {name: getattr(self.settings, name) for name in names if hasattr(self.settings, name)}
 
     def planned(self) -> Planned:
         """What is known of the rows and the model before any data."""
         most = max((length for length in self.lengths().values() if length is not None), default=None)
         return Planned((most, most))
-
-
-def teaching_of(objective: Objective, reads: Reads) -> "Teaching":
-    """What the recipe's teacher says of the rows of `reads`, and the loss that learns it."""
-    return TEACHERS[objective.taught](objective, reads)
 
 
 def refuse_idle(objective: Objective, names: Sequence[str], because: str, belongs_to: str) -> None:
@@ -210,16 +199,12 @@ def refuse_idle(objective: Objective, names: Sequence[str], because: str, belong
     check_beside(objective.section, objective.settings, [(f"{name}=", True, why) for name in names])
 
 
-# Data settings that only plain text has: (name, default).
-SOURCES_OF_TEXT = (("source", None), ("mixture", []), ("streaming", False))
-
-
-def check_examples(objective: Objective) -> None:
+def _check_examples(objective: Objective) -> None:
     """Raise UserError for data settings that only plain text has, in an objective whose rows are examples or images."""
     data, is_task = objective.recipe.data, objective.section == "task"
     reads_text = data.derive in DERIVED_FROM_TEXT
     noun, learner = ("labelled examples", "a task") if is_task else ("images", "an objective of images")
-    for name, default in () if reads_text else SOURCES_OF_TEXT:
+    for name, default in () if reads_text else (("source", None), ("mixture", []), ("streaming", False)):
         if getattr(data, name) != default:
             raise UserError(f"data.{name} does not go with {learner}; give {noun} by data.files or data.dataset")
     why = f"has no effect with {learner}; the {objective.section} section names the columns"

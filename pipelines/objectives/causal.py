@@ -23,10 +23,6 @@ class CausalSettings(TextSettings):
 class ReadsCausal(ReadsText):
     """Packed rows, every token of which is predicted."""
 
-    @property
-    def _overlap(self) -> int:
-        return self.settings.evaluation_overlap
-
     def collator(self, data: Data, packed: bool) -> "CausalCollator":
         return CausalCollator(packed)
 

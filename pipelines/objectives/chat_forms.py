@@ -8,7 +8,7 @@ from typing import Any
 from ..data.cells import IfThere, cell, cell_names
 from ..errors import UserError, did_you_mean, nearest, refuse_unknown, shown
 from ..recipes.introspection import default_of
-from .messages import SAYS, SPEAKS, TOOLS, VARIABLES, of_json, of_transcript
+from .collectives import SAYS, SPEAKS, TOOLS, VARIABLES, of_json, of_transcript
 
 # Name of a form -> the words for it. Of the first two, the form of messages is the kind of a column, too.
 FORMS = {

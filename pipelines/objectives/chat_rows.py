@@ -16,7 +16,7 @@ from ..data.account import Account
 from ..errors import UserError
 from ..lazy import tokenizers
 from ..tokenizers.control_tokens import ControlTokens, text_tokenizer
-from .messages import ASSISTANT, TOOLS, Chat, Messages, is_learned, leave_out
+from .collectives import ASSISTANT, TOOLS, Chat, Messages, is_learned, leave_out
 
 # Without these a model would learn to answer unread questions, or never to call.
 NEEDED = {("user", "content"): "what the user says", (ASSISTANT, "content"): "what the assistant says"}

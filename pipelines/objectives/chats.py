@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..data.account import Account
@@ -22,10 +21,10 @@ from .answers import SAMPLES, Answers, FinishedModel
 from .base import TOKENS, Objective
 from .chat_forms import BESIDE, FORMS, SYSTEM, check_same_form, completed, form_of
 from .chat_rows import ChatRows, Encoded, Turns
+from .collectives import ROLES, TOOLS, Chat, Conversations, Learned, is_learned
 from .data import Data
 from .example_reads import open_columns, stored, try_rows
 from .learns import Learns
-from .messages import ROLES, TOOLS, Chat, Conversations, Learned, is_learned
 from .reads import Reads
 from .showing import NOT_PREDICTED, tokens_text
 from .tokens import Tokens, check_prompts, need_tokens, train_or_load
@@ -131,15 +130,15 @@ class ReadsChats(Reads):
 
         return ExampleTexts(source, texts, {"texts": "chats", "system": self.settings.system})
 
-    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: "dict[str, Examples]", tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer without end-of-text token, or with a template that cannot be used."""
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), tokenizer)
         need_tokens(self.objective, tokenizer, eos="an end-of-text")
         if tokenizer.chat_template is None:
             tokenizer.chat_template = chat_template_of("plain")
         return Data(self.objective, self, tokenizer, ChatRows.with_ends(tokenizer), sources=sources)
 
-    def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source: "Examples", split: str) -> Rows:
         """Rows with `_columns`; in splits other than `train` also with the columns prompt and answer.
 
         Of the rows of a conversation the last one has these two, for its last answer; they are null in the others.
@@ -150,7 +149,7 @@ class ReadsChats(Reads):
         of_rows += [section.roles] if section.roles else []
         chosen = [section.learns, getattr(section, "turns", "auto")]
         of_rows += chosen if chosen != ["answers", "auto"] else []
-        rows = stored(self, data, source, cache, columns, of_rows, kind=[self.objective.name])
+        rows = stored(self, data, source, columns, of_rows, kind=[self.objective.name])
         rows.account.note(*self.objective.recognised)
         if not len(rows):
             raise UserError(
@@ -255,11 +254,11 @@ class AnswersChats(Answers):
 
     head = DECODER
 
-    def __init__(self, objective: Objective, data: Data):
-        super().__init__(objective, data)
+    def __init__(self, data: Data):
+        super().__init__(data)
         self._template = data.labels or ChatRows(self.tokenizer)  # a finished model is asked without rows
         self._read = Conversations(self.settings, self.account)
-        self.account.note(*objective.recognised)
+        self.account.note(*self.objective.recognised)
 
     @property
     def finishes_on(self) -> str:

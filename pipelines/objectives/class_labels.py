@@ -1,25 +1,33 @@
-"""Labels that are classes: settings, the classes of the data and of the model's outputs, weights in the loss."""
+"""Labels that are classes: settings, the classes of data and model, their weights in the loss, their scores."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.account import Account
 from ..data.account_words import listed
 from ..errors import UserError
-from ..lazy import torch
+from ..lazy import np, torch
+from ..plugins import METRICS
 from ..recipes.schema import ObjectiveSettings, doc
 from ..recipes.types import show
 from .base import Objective
 from .data import Data
-from .label_values import Classes, are_unnamed, check_class, check_names, class_notes, the_value
-from .label_writing import Meaning
+from .label_values import Classes, Meaning, are_unnamed, check_class, check_names, class_notes, the_value
 from .learns import Learns
 from .losses import WeightedClasses
 from .reads import Reads, label_column
+from .scores import Scored, Scores
+from .showing import as_png
+
+if TYPE_CHECKING:
+    from ..data.examples import Examples
+    from ..data.rows import Rows
+
+MOST_PIXELS = 96  # on a side of an image in a report
 
 
 @dataclass
@@ -119,7 +127,6 @@ class ClassLabels:
 def find_classes(
     reads: Reads,
     sources: dict,
-    cache: Path,
     *,
     learned: Callable[[list[str]], list[str]] = list,
     kind: Callable[..., ClassLabels] = ClassLabels,
@@ -132,7 +139,8 @@ def find_classes(
     the labels.
 
     Raises UserError for labels that are no classes, for fewer than two classes, for a model that is measured and has
-    other classes, for weights of another number, or for a metric of two classes with more.
+    other classes, for a checkpoint's classes in another order than the recipe's, for weights of another number, or for
+    a metric of two classes with more.
     """
     objective, facts, recipe = reads.objective, reads.facts, reads.recipe
     (column, field), classes_in = label_column(reads.settings), reads.classes_in
@@ -145,14 +153,28 @@ def find_classes(
         given = _names_of_model(reads, facts.measured, stored, learned)
 
     def named(names: list[str] | None, origin: str = "of the checkpoint") -> Classes:
-        return Classes(field, column, sources, cache, names, classes_in, origin, meaning)
+        return Classes(field, column, sources, reads.cache, names, classes_in, origin, meaning)
 
     classes = named(given, origin)
     names = learned(classes.names)
     if recipe.model.name_or_path is not None:
-        known = names_of_outputs(objective.facts.config)
-        in_order = given is not None or isinstance(weights, list)
-        classes, names, new_head = _as_checkpoint(recipe, classes, names, known, named, learned, in_order)
+        known, numbered = names_of_outputs(objective.facts.config), classes.numbered
+        if sorted(names) != sorted(known) and not numbered:
+            of_checkpoint = named(known)
+            values = range(len(classes.names)) if are_unnamed(classes.names) else classes.names
+            with suppress(UserError):  # of a class that the checkpoint does not have
+                numbers = {of_checkpoint.number(value, "") for value in values}
+                if len(numbers) == len(values) == len(known):
+                    classes, names = of_checkpoint, learned(known)
+        if sorted(names) == sorted(known):
+            if names != known and (given is not None or isinstance(weights, list)):
+                raise UserError(
+                    f"model.name_or_path={recipe.model.name_or_path} has the classes {', '.join(known)}, in this "
+                    f"order; write task.label_names={show(known)}, and count them alike in data and weights"
+                )
+            names = known
+        elif not (numbered and are_unnamed(known) and len(names) == len(known)):
+            new_head = f"{recipe.model.name_or_path} tells {listed(known)} apart, not {listed(names)}"
     if isinstance(weights, list) and len(weights) != len(names):
         raise UserError(f"task.class_weights={show(weights)} must be {len(names)} numbers, for {', '.join(names[:8])}")
     objective.check_metrics(names)
@@ -178,40 +200,6 @@ def _names_of_model(reads: Reads, config: Any, stored: list[str] | None, learned
     )
 
 
-def _as_checkpoint(
-    recipe: Any,
-    classes: Classes,
-    names: list[str],
-    known: list[str],
-    named: Callable[[list[str]], Classes],
-    learned: Callable[[list[str]], list[str]],
-    in_order: bool,
-) -> tuple[Classes, list[str], str]:
-    """(classes, names, why the head is new): numbered as the checkpoint's outputs `known`, if these are the same ones.
-
-    named: makes the Classes of given names. in_order: the recipe says an order. Raises UserError where the recipe gives
-    the same names another order.
-    """
-    new_head, numbered = "", classes.numbered
-    if sorted(names) != sorted(known) and not numbered:
-        of_checkpoint = named(known)
-        values = range(len(classes.names)) if are_unnamed(classes.names) else classes.names
-        with suppress(UserError):  # of a class that the checkpoint does not have
-            numbers = {of_checkpoint.number(value, "") for value in values}
-            if len(numbers) == len(values) == len(known):
-                classes, names = of_checkpoint, learned(known)
-    if sorted(names) == sorted(known):
-        if in_order and names != known:
-            raise UserError(
-                f"model.name_or_path={recipe.model.name_or_path} has the classes {', '.join(known)}, in this "
-                f"order; write task.label_names={show(known)}, and count them alike in data and weights"
-            )
-        names = known
-    elif not (numbered and are_unnamed(known) and len(names) == len(known)):
-        new_head = f"{recipe.model.name_or_path} tells {listed(known)} apart, not {listed(names)}"
-    return classes, names, new_head
-
-
 def names_of_outputs(config: Any) -> list[str]:
     """The names of the classes in a config, in the order of the model's outputs."""
     return [str(name) for _, name in sorted(config.id2label.items())]
@@ -225,7 +213,7 @@ def try_classes(reads: Reads, examples: list) -> None:
             check_class(value, field, where)
 
 
-def with_class_notes(reads: Reads, data: Data, rows: dict, cache: Path, progress: bool) -> dict:
+def with_class_notes(reads: Reads, data: Data, rows: dict) -> dict:
     """The `completed` of a Reads: the rows of all splits, with notes on missing and rare classes."""
     section = reads.recipe.data
     has_own = {"validation": section.validation_files or section.validation_split}
@@ -278,3 +266,111 @@ def decoder_start(objective: Objective, tokenizer: Any) -> dict[str, Any]:
     family = objective.facts.family
     fresh = tokenizer is not None and family is not None and family.has_decoder
     return {"decoder_start_token_id": tokenizer.pad_token_id} if fresh else {}
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The model's answers in one pass over rows: arrays (N,) with an entry per answer, in the order of the rows.
+
+    There is one answer per example; with tags one per word, with several classes one per class of each example. given,
+    true: predicted and right class numbers, or 0 and 1. confidence: float32, the probability of the predicted answer.
+    rows: index of each answer's row in the pass, from 0; None: row i has answer i.
+    """
+
+    given: "np.ndarray"
+    true: "np.ndarray"
+    confidence: "np.ndarray"
+    rows: "np.ndarray | None" = None
+
+    def row(self, place: int) -> int:
+        """The index of the row that the answer at index `place` belongs to."""
+        return place if self.rows is None else int(self.rows[place])
+
+
+class ClassScores(Scores):
+    """Metrics of rows with one class; where classes have no names, as choices, there is no report on them.
+
+    unit: what the class report counts, where that is not rows.
+    """
+
+    predicts = "row"
+    unit: str = ""
+
+    def predictions(self, logits, labels):
+        """Logits (B, C), labels (B,) -> float32 (B, 3): predicted class, right class, the predicted one's probability.
+
+        (B, 2 + C), with the probabilities of all classes, where a metric needs them or `keeps_scores` is set.
+        """
+        shares = logits.float().softmax(-1)
+        needs_all = any(METRICS[name].compares == "probabilities" for name in self.objective.metrics)
+        if not self.keeps_scores and not needs_all:
+            shares = shares.amax(-1, keepdim=True)
+        return torch.cat([torch.stack([logits.argmax(-1), labels], dim=-1).float(), shares], dim=-1)
+
+    def scored(self, predictions) -> Scored:
+        """Metrics of the predictions of all rows, an array of shape (rows, 3) or (rows, 2 + C)."""
+        predicted, true = predictions[:, :2].astype("int32").T
+        judged = Judged(predicted, true, predictions[:, 2:].max(-1))
+        probabilities = predictions[:, 2:] if predictions.shape[1] > 3 else None
+        return self._compare(predicted.tolist(), true.tolist(), probabilities, judged=judged)
+
+    def named(self, value: int) -> str | int:
+        return value if self.data.labels is None else self.data.labels.names[value]
+
+    # ---- the report on single classes after a pass over some rows
+
+    def class_report(
+        self, scored: Scored | None, rows: "Rows", numbers: Sequence[int], source: "Examples"
+    ) -> dict[str, Any] | None:
+        """{"unit", "classes", "matrix", "confused", "calibration", "mistakes"}, as metrics/class_report.py makes them.
+
+        unit: what is counted. mistakes: the most confident wrong answers, each {"row", "place", "confidence", "given",
+        "true"} and "text" or "image" (a PNG in base64). row: the row's number in the split. place: where the example
+        stands in the data, such as file and line.
+        """
+        from ..metrics.class_report import calibration, surest_mistakes
+
+        if scored is None or self.data.labels is None:
+            return None
+        judged, right = scored.judged, scored.judged.given == scored.judged.true
+        chosen = surest_mistakes(judged.confidence, right)
+        if judged.row(len(right) - 1) + 1 < len(numbers):  # rows without a label have no answer
+            numbers = [number for number in numbers if bool((rows[number]["labels"] >= 0).any())]
+        of_rows = [numbers[judged.row(place)] for place in chosen]
+        examples = zip(range(max(of_rows, default=-1) + 1), self.data.reads.with_rows(self.data, source))
+        places = {number: place for number, (place, _) in examples if number in of_rows}
+        return {
+            "unit": self.unit or f"{self.objective.words.row}s",
+            **self._judged_classes(judged),
+            "calibration": calibration(judged.confidence, right),
+            "mistakes": [
+                {"row": number, "place": places[number], "confidence": float(judged.confidence[place])}
+                | dict(zip(("given", "true"), self._said(judged, place, rows[number])))
+                | self._as_read(judged, place, rows[number])
+                for place, number in zip(chosen, of_rows)
+            ],
+        }
+
+    def _judged_classes(self, judged: Judged) -> dict[str, Any]:
+        """ "classes", "matrix" and "confused" of the report."""
+        from ..metrics.class_report import confusion, per_class
+
+        names = self.data.labels.names
+        return {"classes": per_class(names, judged.given, judged.true)} | confusion(names, judged.given, judged.true)
+
+    def _said(self, judged: Judged, place: int, row: dict) -> tuple[str, str]:
+        """(the model's answer, the right answer) in words. place: index into `judged`. row: the answer's row."""
+        return self.data.labels.names[judged.given[place]], self.data.labels.names[judged.true[place]]
+
+    def _as_read(self, judged: Judged, place: int, row: dict) -> dict[str, str]:
+        """The "text" or "image" of an answer's row, as the model reads it."""
+        if "pixel_values" in row:
+            return {"image": as_png(row["pixel_values"], MOST_PIXELS)}
+        return {"text": " | ".join(texts_of_row(row["input_ids"].tolist(), self.tokenizer))}
+
+
+def texts_of_row(ids: Sequence[int], tokenizer) -> list[str]:
+    """The texts of a row as the model reads them: what lies between its special tokens."""
+    special = set(tokenizer.all_special_ids)
+    runs = [list(run) for is_special, run in groupby(ids, special.__contains__) if not is_special]
+    return [text for run in runs if (text := tokenizer.decode(run).strip())]

@@ -42,7 +42,6 @@ class ModelFacts:
     @cached_property
     def config(self) -> Any:
         """The checkpoint's config, or for fresh weights what the recipe says of one. Raises UserError if none loads."""
-
         from ..adapters import load_config
         from ..recipes.checks import config_namespace
 
@@ -78,15 +77,15 @@ class Data:
 
     def learns(self) -> "Learns":
         """What the model learns from these data."""
-        return self.objective.Learns(self.objective, self)
+        return self.objective.Learns(self)
 
     def scores(self, keeps_scores: bool = False) -> "Scores":
         """The measures of the rows. keeps_scores: as Scores has it."""
-        return self.objective.Scores(self.objective, self, keeps_scores)
+        return self.objective.Scores(self, keeps_scores)
 
     def answers(self) -> "Answers":
         """What a finished model is asked."""
-        return self.objective.Answers(self.objective, self)
+        return self.objective.Answers(self)
 
     @property
     def tokenizer(self) -> Any:

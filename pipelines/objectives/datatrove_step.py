@@ -1,11 +1,4 @@
-"""Preparation by datatrove's executors, on this machine or on a cluster (needs anyformer[datatrove]).
-
-    from anyformer.pipelines.objectives.datatrove_step import PrepareShare
-    from datatrove.executor import LocalPipelineExecutor, SlurmPipelineExecutor
-
-    step = PrepareShare("my_recipe.yaml", ["data.cache_dir=/shared/cache"])
-    LocalPipelineExecutor([step], tasks=64, workers=8, logging_dir="logs").run()
-    SlurmPipelineExecutor([step], tasks=64, time="12:00:00", partition="cpu", logging_dir="logs").run()
+"""Preparation by datatrove's executors, on this machine or on a cluster, as docs/data.md shows (anyformer[datatrove]).
 
 Each task makes one share of the shards, as `anyformer prepare --shard` does. The executor restarts failed tasks
 and skips finished ones; within a task, finished shards are not made again.

@@ -3,8 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from operator import itemgetter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.account import Account
@@ -73,13 +71,13 @@ class ReadsExamples(Reads):
         key = {"texts": self.text_columns()} | ({"names": True} if getattr(self.settings, "text_names", False) else {})
         return ExampleTexts(source, lambda place, row: self.texts_in(row, place), key)
 
-    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), cache, progress, tokenizer)
+    def prepare(self, sources: "dict[str, Examples]", tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"]), tokenizer)
         if tokenizer.model_max_length > UNLIMITED:
             tokenizer.model_max_length = self.settings.max_length  # where pipelines cut a text
-        return Data(self.objective, self, tokenizer, self._labels(sources, cache), sources=sources)
+        return Data(self.objective, self, tokenizer, self._labels(sources), sources=sources)
 
-    def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
+    def _labels(self, sources: "dict[str, Examples]") -> Any:
         """What is to be known of the labels of all splits before one is encoded (Data.labels). Raises UserError."""
         return None
 
@@ -114,7 +112,6 @@ def stored(
     reads: Any,
     data: Data,
     source: "Examples",
-    cache: Path,
     columns: dict[str, str],
     *settings: Any,
     kind: Sequence[str] = (),
@@ -131,5 +128,5 @@ def stored(
 
     # The name of the rows in the cache, and part of a run's identity.
     key = sha([*kind, examples_fingerprint(source), tokenizer_fingerprint(data.tokenizer), *settings])
-    make, facts = make or partial(reads._batches, data), itemgetter("facts")
-    return encode_examples(cache, key, source, schema_of(columns), make, facts, data.tokenizer)
+    make = make or partial(reads._batches, data)
+    return encode_examples(reads.cache, key, source, schema_of(columns), make, data.tokenizer)

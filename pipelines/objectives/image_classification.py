@@ -1,5 +1,4 @@
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
@@ -13,13 +12,13 @@ from .answers import FinishedModel
 from .base import SHARE
 from .class_labels import (
     ClassLabels,
+    ClassScores,
     ClassSettings,
     LearnsClasses,
     find_classes,
     try_classes,
     with_class_notes,
 )
-from .class_scores import ClassScores
 from .data import Data
 from .images import AnswersImages, ImageObjective, NormalizedSettings, ReadsImages, StoredImages
 from .label_values import the_value
@@ -65,15 +64,8 @@ class ReadsClassedImages(ReadsImages):
             )
         return super().open()
 
-    def _labels(self, sources: dict, cache: Path) -> ClassLabels:
-        return find_classes(self, sources, cache)
-
-    def _store(self, data: Data, source, cache: Path):
-        from ..images.processors import prepare_images
-
-        labels = data.labels
-        of_classes = {"class_of": labels.number, "classes": labels.identity(), "label_facts": labels.facts}
-        return prepare_images(source, data.processor, self.shape, cache, **of_classes)
+    def _labels(self, sources: dict) -> ClassLabels:
+        return find_classes(self, sources)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         if data is None:
@@ -83,20 +75,20 @@ class ReadsClassedImages(ReadsImages):
             for place, row in examples:
                 data.labels.of(row, place)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> StoredImages:
+    def rows(self, data: Data, source, split: str) -> StoredImages:
         """Decoded images with their class numbers; training rows are marked for augmentation."""
-        return StoredImages(self._store(data, source, cache), **{"augment": True} if split == "train" else {})
+        return StoredImages(self._store(data, source), **{"augment": True} if split == "train" else {})
 
     completed = with_class_notes
 
     def collator(self, data: Data, packed: bool):
         """One collator for the rows of all splits: it augments marked rows alone, with others of the training rows."""
-        from ..images.augmentation import Augmentation, ImageCollator
+        from ..images.augmentation import ImageCollator
         from ..images.processors import normalisation
 
-        section, (mean, std) = self.settings, normalisation(data.processor, self.shape[0])
+        mean, std = normalisation(data.processor, self.shape[0])
         return ImageCollator(
-            Augmentation(section.crop_padding, section.horizontal_flip, section.mixup_alpha, section.cutmix_alpha),
+            self.settings,
             store=data.rows["train"].store if "train" in data.rows else None,
             num_classes=len(data.labels.names),
             mean=mean,

@@ -3,7 +3,6 @@
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.rows import Rows
@@ -62,25 +61,25 @@ class ReadsImages(Reads):
         need_package(self.objective.setting, "pillow", "vision", module="PIL")
         return open_examples(self.recipe.data, columns_of(self.settings), self.objective.settings.stratified_by)
 
-    def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict[str, Any], tokenizer: Any = None) -> Data:
         """With mean and std of the training images in a fresh processor."""
         from ..images.processors import recipe_image_processor, settle_normalisation
 
         data = Data(self.objective, self, recipe_image_processor(self.recipe, self.shape), sources=sources)
-        data = replace(data, labels=self._labels(sources, cache))
+        data = replace(data, labels=self._labels(sources))
         if None in (data.processor.image_mean, data.processor.image_std):
-            settle_normalisation(data.processor, self._store(data, sources["train"], cache))
+            settle_normalisation(data.processor, self._store(data, sources["train"]))
         return data
 
-    def _labels(self, sources: dict[str, Any], cache: Path) -> Any:
+    def _labels(self, sources: dict[str, Any]) -> Any:
         """What is to be known of the labels of all splits (Data.labels). Raises UserError."""
         return None
 
-    def _store(self, data: Data, source: Any, cache: Path) -> Any:
+    def _store(self, data: Data, source: Any) -> Any:
         """The store of a split's images. Raises UserError for an image that cannot be used."""
         from ..images.processors import prepare_images
 
-        return prepare_images(source, data.processor, self.shape, cache)
+        return prepare_images(source, data.processor, self.shape, self.cache, data.labels)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         from ..images.image_store import decode

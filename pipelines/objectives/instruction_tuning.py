@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.batch_keys import IGNORE_INDEX
@@ -16,15 +15,14 @@ from .answering import continuations
 from .answers import FinishedModel
 from .chat_rows import Encoded, Turns
 from .chats import ChatSettings, ChatTask, ReadsChats
+from .collectives import ASSISTANT, Chat, Conversations
 from .data import Data
-from .messages import ASSISTANT, Chat, Conversations
 from .scores import Scored
 from .showing import is_label, row_pieces, tokens_text
 from .text import PerplexityScores
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
-    from .answers import Answers
 
 
 @dataclass
@@ -81,8 +79,8 @@ class ReadsInstructions(ReadsChats):
         full, cut = len(ids) >= longest, any(learned[longest:])
         return {"input_ids": ids[:longest], "labels": labels, "full": full, "cut": cut}
 
-    def rows(self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False) -> Rows:
-        encoded = super().rows(data, source, split, cache, progress)
+    def rows(self, data: Data, source: "Examples", split: str) -> Rows:
+        encoded = super().rows(data, source, split)
         if not self.settings.packing:
             return encoded
         from ..data.packing import PackedExamples
@@ -137,9 +135,7 @@ class ReadsInstructions(ReadsChats):
 class AnswerScores(PerplexityScores):
     """Perplexity of the answers' tokens; metrics of texts compare the last answers with what the model writes there."""
 
-    def of_answers(
-        self, answers: "Answers", finished: FinishedModel, rows: Rows, numbers: Sequence[int], train: Rows | None
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int]) -> Scored:
         """Metrics of the last answers of the conversations in the rows `numbers`; every process writes a share."""
         names = self.objective.metrics_of_answers()
         if not names:

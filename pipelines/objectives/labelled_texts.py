@@ -1,10 +1,10 @@
 """Classes or a number for a text or a pair of texts: how examples are read, and rows without labels answered."""
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..data.account import Account
@@ -16,6 +16,7 @@ from ..errors import UserError
 from ..recipes.introspection import check_beside, show
 from ..recipes.row_words import PREDICTS, your_text
 from ..recipes.schema import ObjectiveSettings, doc
+from ..storage.cache import kept_value
 from ..tokenizers.control_tokens import text_tokenizer
 from ..words import at_limit, counted
 from .answering import of_scores, piped
@@ -24,12 +25,13 @@ from .base import TOKENS, Objective
 from .class_labels import find_classes, with_class_notes
 from .data import Data
 from .example_reads import ReadsExamples, stored
-from .repeated_texts import note_repeated
 from .showing import sequence_pieces, tokens_text
 from .tokens import Tokens
 
 if TYPE_CHECKING:
     from ..data.examples import Examples
+
+SHOWN = 60  # characters of a text that several examples share
 
 
 @dataclass
@@ -70,9 +72,9 @@ class LabelledTextTask(Objective):
             raise UserError(f"task.text_field={show(named)} must name a column, or several different ones")
         check_beside("task", self.settings, [("text_names=", isinstance(named, str), "is of several text columns")])
 
-    def labels(self, reads: "ReadsLabelledTexts", sources: dict, cache: Path) -> Any:
+    def labels(self, reads: "ReadsLabelledTexts", sources: dict) -> Any:
         """The labels of the examples of all splits; by default classes. Raises UserError."""
-        return find_classes(reads, sources, cache)
+        return find_classes(reads, sources)
 
     def answer_of(self, found: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer from the pipeline's result for a row: {"label", "score"} of each of the model's outputs."""
@@ -118,19 +120,17 @@ class ReadsLabelledTexts(ReadsExamples):
             texts.append("\n".join(lines))
         return texts
 
-    def _labels(self, sources: "dict[str, Examples]", cache: Path) -> Any:
-        return self.objective.labels(self, sources, cache)
+    def _labels(self, sources: "dict[str, Examples]") -> Any:
+        return self.objective.labels(self, sources)
 
-    def rows(
-        self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
-    ) -> Rows:
+    def rows(self, data: Data, source: "Examples", split: str, labelled: bool = True) -> Rows:
         """Rows with the columns of the encoding, and labels. labelled: whether the examples have labels."""
         labels = data.labels
         columns = self._encoded_columns(data.tokenizer) | {"labels": labels.type}
         identity = labels.identity() if labelled else "no labels"
         settings = [self.settings.max_length, identity, list(columns)] + ["names"] * self.settings.text_names
         make = partial(self._batches, data, labelled=labelled)
-        return stored(self, data, source, cache, columns, settings, make=make)
+        return stored(self, data, source, columns, settings, make=make)
 
     def _batches(
         self, data: Data, examples: "Examples", account: Account, labelled: bool = True
@@ -166,15 +166,41 @@ class ReadsLabelledTexts(ReadsExamples):
         """For each encoded example, the numbers of tokens that max_length bounds."""
         return [(len(ids),) for ids in encoded["input_ids"]]
 
-    def completed(self, data: Data, rows: dict[str, Any], cache: Path, progress: bool) -> dict[str, Any]:
-        """With notes on texts that several examples share."""
+    def completed(self, data: Data, rows: dict[str, Any]) -> dict[str, Any]:
+        """With notes on texts that several examples share, in two splits or with several classes."""
+        from ..data.examples import examples_fingerprint
+
         section, column = self.recipe.data, next(iter(self.text_columns().values()))
         is_divided = not (section.validation_files or section.validation_split or section.group_field)
         is_measured = self.facts.measured is not None
         learned = self._learned() if is_measured and "train" not in rows else None
         way_out = f"; data.group_field={column} keeps equal ones in one part" if is_divided and not is_measured else ""
-        note_repeated(data, rows, learned, way_out)
-        return with_class_notes(self, data, rows, cache, progress)
+        of_learned = learned and [examples_fingerprint(learned[1]), learned[0].text_columns()]
+        identity = ["repeated texts", way_out, of_learned, [(split, one.fingerprint) for split, one in rows.items()]]
+        found = partial(self._repeated, data, rows, learned, way_out)
+        for split, sentences in kept_value(lambda: identity, found).items():
+            rows[split].account.note(*sentences)
+        return with_class_notes(self, data, rows)
+
+    def _repeated(self, data: Data, rows: dict[str, Any], learned: tuple | None, way_out: str) -> dict[str, list[str]]:
+        """Sentences on them for each split. learned: as `_learned`. way_out: what keeps equal texts in one split."""
+        sentences, of_train = {}, set() if learned is None else set(learned[0].hashes(learned[1]))
+        for split, one in rows.items():
+            texts, classes, first = list(self.hashes(data.sources[split])), defaultdict(set), {}
+            for number, (text, label) in enumerate(zip(texts, one.hashes("labels"))):
+                classes[text].add(label)
+                first.setdefault(text, number)
+            twice = {text for text, labels in classes.items() if len(labels) > 1} if data.labels.names else ()
+            kinds = [("also in train", of_train & first.keys(), way_out), ("of several classes", twice, "")]
+            sentences[split] = []
+            for what, some, then in kinds:
+                if some:
+                    ids = one[min(map(first.get, some))]["input_ids"]
+                    text = data.tokenizer.decode(ids, skip_special_tokens=True)
+                    shown = repr(text if len(text) <= SHOWN else f"{text[:SHOWN]}...")
+                    sentences[split].append(f"{counted(len(some), 'text')} {what}, such as {shown}{then}")
+            of_train = of_train or set(texts)
+        return sentences
 
     def _learned(self) -> "tuple[ReadsLabelledTexts, Examples] | None":
         """What reads the texts by which the model that is measured was trained, and these; None: they are not there."""

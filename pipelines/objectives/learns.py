@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from .data import Data
 
 if TYPE_CHECKING:
-    from .base import Objective
     from .losses import OwnLoss
 
 
@@ -17,9 +16,9 @@ class Learns:
 
     shifts_labels: bool = False
 
-    def __init__(self, objective: "Objective", data: Data):
-        self.objective, self.data, self.tokenizer = objective, data, data.tokenizer
-        self.recipe, self.settings = objective.recipe, objective.settings
+    def __init__(self, data: Data):
+        self.objective, self.data, self.tokenizer = data.objective, data, data.tokenizer
+        self.recipe, self.settings = self.objective.recipe, self.objective.settings
 
     def config_fields(self) -> dict[str, Any]:
         """Fields that the objective sets in the model's config."""

@@ -15,9 +15,17 @@ from ..recipes.types import show
 from .answering import piped
 from .base import SHARE, FamiliesWith, Objective, Planned
 from .data import Data
-from .looking_ahead import check_ahead, is_our_decoder
 from .showing import documents_line, is_label, masked_pieces, tokens_text
-from .text import Continues, LearnsText, ReadsText, TextObjective, TextSettings, shifts_labels
+from .text import (
+    Continues,
+    LearnsText,
+    ReadsText,
+    TextObjective,
+    TextSettings,
+    check_ahead,
+    is_our_decoder,
+    shifts_labels,
+)
 from .tokens import Tokens
 
 LITERAL_MASK = "[MASK]"  # how a recipe's author writes the mask, whatever the tokenizer calls it

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 from ..data.batch_keys import EPOCH, IGNORE_INDEX, PLACE, PREFIX_MASK, ROW_IDS, pad, row_ids
-from ..data.ordered_rows import mixed
 from ..data.rows import Rows
 from ..errors import UnknownName, UserError, did_you_mean
 from ..lazy import torch
@@ -73,12 +72,10 @@ class MixtureSettings(ObjectiveSettings):
 class ReadsMixture(ReadsParts):
     """Rows of several objectives; each says of which part it is."""
 
-    def open(self) -> dict[str, dict]:
-        self._check_heads()
-        return super().open()
+    _is_placed = True
 
-    def _check_heads(self) -> None:
-        """Raise UserError for parts that train different heads of the checkpoint."""
+    def open(self) -> dict[str, dict]:
+        """Raises UserError also for parts that train different heads of the checkpoint."""
         head = self.objective.auto_class
         for label, part in self.objective.parts.items():
             if part.auto_class != head:
@@ -86,6 +83,7 @@ class ReadsMixture(ReadsParts):
                     f"objective.parts, {label}: it trains {part.auto_class} of model.name_or_path="
                     f"{self.recipe.model.name_or_path}, and the part before it {head}; one head learns all parts"
                 )
+        return super().open()
 
     @property
     def legend(self) -> str:
@@ -97,9 +95,6 @@ class ReadsMixture(ReadsParts):
 
     def _of_part(self, part: TextObjective) -> ReadsText:
         return part.Reads(part, in_stream=self._has_stream)
-
-    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
-        return mixed(rows, weights, self.seed, is_placed=True)
 
     def collator(self, data: Data, packed: bool) -> "JointCollator":
         collators = {label: reads.collator(data.parts[label], packed) for label, reads in self._parts.items()}

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
@@ -12,22 +11,9 @@ from ..lazy import np, torch
 from ..plugins import register_objective
 from ..recipes.schema import Recipe, doc
 from ..recipes.types import show
-from .class_labels import (
-    ClassLabels,
-    LearnsClasses,
-    NamedClassSettings,
-    find_classes,
-)
-from .class_scores import ClassScores, Judged
-from .label_values import amount_of, held
-from .label_writing import SIGNS, Cell, list_of, parts_of, sign_in
-from .labelled_texts import (
-    AnswersTexts,
-    LabelledTextSettings,
-    LabelledTextTask,
-    ReadsLabelledTexts,
-    your_text_or_pair,
-)
+from .class_labels import ClassLabels, ClassScores, Judged, LearnsClasses, NamedClassSettings, find_classes
+from .label_values import SIGNS, Cell, amount_of, held, list_of, parts_of, sign_in
+from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts, your_text_or_pair
 from .losses import SeveralLabels
 from .reads import label_column
 from .scores import Scored
@@ -211,7 +197,7 @@ class MultiLabelClassification(LabelledTextTask):
         classes = [name for name, score in scores.items() if score >= self.settings.threshold]
         return {"prediction": classes, "scores": scores}
 
-    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> LabelSets:
+    def labels(self, reads: ReadsLabelledTexts, sources: dict) -> LabelSets:
         columns = self.settings.label_field if isinstance(self.settings.label_field, list) else ()
         kind = partial(LabelSets, is_multi_hot=self.settings.is_multi_hot, columns=columns)
-        return find_classes(reads, sources, cache, kind=kind)
+        return find_classes(reads, sources, kind=kind)

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
 from ..data.documents import Corpus
@@ -17,14 +16,7 @@ from .parts import ReadsParts, SeveralObjectives, of_label
 from .scores import Scored, Scores
 from .text_to_text import AnswerSettings, TextToText, TextToTextSettings
 from .tokens import padding_collator
-from .writing import (
-    SOURCE_AND_TARGET,
-    LearnsToWrite,
-    WritesTexts,
-    WritingSettings,
-    WritingTask,
-    check_writer,
-)
+from .writing import SOURCE_AND_TARGET, LearnsToWrite, WritesTexts, WritingSettings, WritingTask, check_writer
 
 SHARED = ("max_length", "max_target_length", "num_beams", "length_penalty", "max_new_tokens")
 
@@ -51,17 +43,17 @@ class ReadsTasks(ReadsParts):
 
     legend = SOURCE_AND_TARGET
 
-    def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
+    def _training_texts(self, sources: dict[str, dict]) -> Corpus:
         """With the names of classes as they are written."""
         corpora = {}
         for label, source in sources["train"].items():
             with self.objective.of_part(label):
                 part = self._parts[label]
-                corpora[label] = part.texts(source, part.objective.find_classes(of_label(sources, label), cache))
+                corpora[label] = part.texts(source, part.objective.find_classes(part, of_label(sources, label)))
         return self._joined(corpora)
 
-    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        data = super().prepare(sources, cache, progress, tokenizer)
+    def prepare(self, sources: dict[str, dict], tokenizer: Any = None) -> Data:
+        data = super().prepare(sources, tokenizer)
         check_writer(self.objective, data.tokenizer)
         return data
 
@@ -72,9 +64,7 @@ class ReadsTasks(ReadsParts):
 class TaskScores(Scores):
     """The metrics of each task, with its name behind them."""
 
-    def of_answers(
-        self, answers: WritesTexts, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int], train
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows: OrderedRows, numbers: Sequence[int]) -> Scored:
         """{"accuracy_trec": ...}; comparisons are kept with the part's name and these rows' numbers."""
         from ..metrics.significance import keep, kept_comparisons
 
@@ -85,7 +75,7 @@ class TaskScores(Scores):
                 data.learns().adapt(finished.model)
                 inside = [rows.place(number)[1] for number in ids]
                 with kept_comparisons() as compared:
-                    scored = data.scores().of_answers(data.answers(), finished, rows.parts[name], inside, None)
+                    scored = data.scores().of_answers(finished, rows.parts[name], inside)
                 for comparison in compared:
                     keep(replace(comparison, part=name, rows=ids))
                 metrics |= {f"{metric}_{name}": value for metric, value in scored.values.items()}

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, groupby
-from pathlib import Path
 from typing import Any
 
 from ..data.account import Account
@@ -22,7 +21,7 @@ from ..words import at_limit, counted
 from .answering import OF_SCORES, by_length, count_cut
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective, Planned
-from .class_scores import ClassScores
+from .class_labels import ClassScores
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .label_values import count_text, held
@@ -74,13 +73,13 @@ class ReadsChoices(ReadsExamples):
             return "\n".join(texts_of(row, column, field, place, "choice"))
         return text_of(row, column, field, place)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str) -> Rows:
         """Examples as input_ids and token_type_ids of all choices in sequence, choice_ends, and labels."""
         section, columns = self.settings, {"input_ids": "int32[]", "choice_ends": "int32[]", "labels": "int32"}
         if "token_type_ids" in data.tokenizer.model_input_names:
             columns["token_type_ids"] = "int8[]"
         fields = [section.context_field, section.question_field, section.choices_field]
-        return stored(self, data, source, cache, columns, [section.max_length, *fields, list(columns)])
+        return stored(self, data, source, columns, [section.max_length, *fields, list(columns)])
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         tokenizer = text_tokenizer(data.tokenizer)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 from ..data.documents import Corpus, Share
@@ -90,7 +89,12 @@ class SeveralObjectives(Objective):
 
 
 class ReadsParts(Reads):
-    """The rows of all parts of SeveralObjectives, in batches with rows of several. Sources are {label: source}."""
+    """The rows of all parts of SeveralObjectives, in batches with rows of several. Sources are {label: source}.
+
+    _is_placed: as ordered_rows.mixed takes it.
+    """
+
+    _is_placed: ClassVar[bool] = False
 
     @cached_property
     def _parts(self) -> dict[str, Reads]:
@@ -121,28 +125,28 @@ class ReadsParts(Reads):
             different.setdefault(corpus.fingerprint(), corpus)
         return next(iter(different.values())) if len(different) == 1 else MixtureCorpus("train", different)
 
-    def _training_texts(self, sources: dict[str, dict], cache: Path) -> Corpus:
+    def _training_texts(self, sources: dict[str, dict]) -> Corpus:
         """What the tokenizer is trained on. sources: as `open` returns them."""
         return self.texts(sources["train"])
 
-    def prepare(self, sources: dict[str, dict], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict[str, dict], tokenizer: Any = None) -> Data:
         """Make one tokenizer, trained on equally much text of each part, with the special tokens of all."""
-        parts, texts = {}, self._training_texts(sources, cache)
-        tokenizer = train_or_load(self.objective, texts, cache, progress, tokenizer)
+        parts, texts = {}, self._training_texts(sources)
+        tokenizer = train_or_load(self.objective, texts, tokenizer)
         for label, reads in self._parts.items():
             with self.objective.of_part(label):
-                parts[label] = reads.prepare(of_label(sources, label), cache, progress, tokenizer)
+                parts[label] = reads.prepare(of_label(sources, label), tokenizer)
         return Data(self.objective, self, tokenizer, sources=sources, parts=parts)
 
-    def rows(self, data: Data, source: dict, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source: dict, split: str) -> Rows:
         rows = {}
         for label, part_source in source.items():
             with self.objective.of_part(label):
-                rows[label] = self._parts[label].rows(data.parts[label], part_source, split, cache, progress)
+                rows[label] = self._parts[label].rows(data.parts[label], part_source, split)
         weights = {self.objective.label_of(part): part.weight for part in self.settings.parts}
         if split == "train":
             self._check_epoch(rows, weights)
-        return self._mixed(rows, weights if split == "train" else None)
+        return mixed(rows, weights if split == "train" else None, self.seed, self._is_placed)
 
     def _check_epoch(self, rows: dict[str, Rows], weights: dict[str, float]) -> None:
         """Raise UserError for a part that is so rare that an epoch with each of its rows can hardly be shuffled."""
@@ -156,17 +160,11 @@ class ReadsParts(Reads):
                 f"{weights[rarest] * epoch / most:.2g}"
             )
 
-    def _mixed(self, rows: dict[str, Rows], weights: dict[str, float] | None) -> Rows:
-        """Join the rows of all parts of one split. weights: as ordered_rows.mixed takes them."""
-        return mixed(rows, weights, self.seed)
-
-    def prepare_share(
-        self, data: Data, source: dict, split: str, cache: Path, share: Share, progress: bool = False
-    ) -> int:
+    def prepare_share(self, data: Data, source: dict, split: str, share: Share) -> int:
         made = 0
         for label, part_source in source.items():
             with self.objective.of_part(label):
-                of_part = data.parts[label], part_source, split, cache, share, progress
+                of_part = data.parts[label], part_source, split, share
                 made += self._parts[label].prepare_share(*of_part)
         return made
 

@@ -74,7 +74,7 @@ class ReadsPixels(ReadsImages):
         "each from those before it"
     )
 
-    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict, tokenizer: Any = None) -> Data:
         """With colours that are fitted to the training images in a fresh processor."""
         from ..images.color_clusters import fit_clusters
         from ..images.processors import image_gpt_processor, load_image_processor
@@ -87,18 +87,18 @@ class ReadsPixels(ReadsImages):
                 self._check_of_checkpoint("clusters", len(processor.clusters))
         else:
             processor = image_gpt_processor(self.settings.image_size)
-        classes = {} if self.settings.label_field is None else self._read_classes(sources, cache)
+        classes = {} if self.settings.label_field is None else self._read_classes(sources)
         data = Data(self.objective, self, processor, classes, sources=sources)
         if processor.clusters is None:
-            store = self._store(data, sources["train"], cache)
-            processor.clusters = fit_clusters(store, self.settings.clusters, cache)
+            store = self._store(data, sources["train"])
+            processor.clusters = fit_clusters(store, self.settings.clusters, self.cache)
         return data
 
-    def _store(self, data: Data, source, cache: Path):
+    def _store(self, data: Data, source):
         from ..images.processors import prepare_images
 
         side = data.processor.size["height"]
-        return prepare_images(source, data.processor, (3, side, side), cache)
+        return prepare_images(source, data.processor, (3, side, side), self.cache)
 
     def try_examples(self, examples: list, data: Data | None) -> None:
         from ..images.image_store import decode
@@ -106,10 +106,10 @@ class ReadsPixels(ReadsImages):
         for place, row in examples:
             decode(row[self.settings.image_field], 3, image_setting(self.objective), place)
 
-    def _read_classes(self, sources: dict, cache: Path) -> dict:
+    def _read_classes(self, sources: dict) -> dict:
         """Split -> class numbers (N,) of its images. Raises UserError for a value that is no class."""
         column = self.settings.label_field
-        classes = Classes(f"objective.label_field={column!r}", column, sources, cache)
+        classes = Classes(f"objective.label_field={column!r}", column, sources, self.cache)
         return {
             split: np.array([classes.number(row[column], place) for place, row in examples.only(column)])
             for split, examples in sources.items()
@@ -121,12 +121,12 @@ class ReadsPixels(ReadsImages):
         why = f"has no effect with model.name_or_path={base}, which brings {own}; set it to {own}"
         check_beside("objective", self.settings, [(f"{name}=", getattr(self.settings, name) != own, why)])
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> "PixelRows":
+    def rows(self, data: Data, source, split: str) -> "PixelRows":
         """Images as colour numbers; with objective.label_field also their classes, for the linear probe."""
         from ..images.color_clusters import store_codes
 
-        store, clusters = self._store(data, source, cache), Palette(data.processor).clusters
-        return PixelRows(store, store_codes(store, clusters, cache), len(clusters), data.labels.get(split))
+        store, clusters = self._store(data, source), Palette(data.processor).clusters
+        return PixelRows(store, store_codes(store, clusters, self.cache), len(clusters), data.labels.get(split))
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         return stack_pixels
@@ -162,11 +162,11 @@ class LearnsPixels(Learns):
 class PixelScores(PerplexityScores):
     """Metrics of the summed loss, and the linear probe."""
 
-    def of_answers(self, answers, finished: FinishedModel, rows, numbers: Sequence[int], train) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> Scored:
         if "linear_probe" not in self.recipe.evaluation.metrics:
             return Scored()
         sizes = {"batch_size": self.recipe.training.per_device_train_batch_size, "seed": self.objective.seed}
-        return Scored({"linear_probe": linear_probe(finished.model, train, rows, **sizes)})
+        return Scored({"linear_probe": linear_probe(finished.model, self.data.rows["train"], rows, **sizes)})
 
 
 class CompletesImages(AnswersImages):

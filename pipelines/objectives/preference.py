@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..adapters import base_arguments, is_adapter, load_config, load_model, recorded_base
@@ -20,9 +19,9 @@ from ..words import watched
 from .base import Planned
 from .chat_rows import Encoded
 from .chats import ChatSettings, ChatTask, LearnsChats, ReadsChats
+from .collectives import ASSISTANT, Chat, Conversations, not_learned
 from .data import Data
 from .losses import OwnLoss
-from .messages import ASSISTANT, Chat, Conversations, not_learned
 from .reads import AS_READ
 from .scores import Scored, Scores
 from .showing import sequence_pieces, tokens_text
@@ -99,11 +98,11 @@ class ReadsPairs(ReadsChats):
             before += len(ids)
         return row
 
-    def completed(self, data: Data, rows: dict[str, Rows], cache: Path, progress: bool) -> dict[str, Rows]:
+    def completed(self, data: Data, rows: dict[str, Rows]) -> dict[str, Rows]:
         """The rows with the reference model's log-probabilities of their answers."""
-        return {split: self._with_reference(data, encoded, cache, progress) for split, encoded in rows.items()}
+        return {split: self._with_reference(data, encoded) for split, encoded in rows.items()}
 
-    def _with_reference(self, data: Data, encoded, cache: Path, progress: bool) -> Rows:
+    def _with_reference(self, data: Data, encoded) -> Rows:
         from ..data.reference import WithReference
         from ..storage.record import Record
 
@@ -111,13 +110,13 @@ class ReadsPairs(ReadsChats):
         record, loaded = Record.now(reference), loaded_as(self.recipe, reference)
 
         def compute():
-            log_probs = log_probabilities(self.recipe, encoded, reference, collate, progress)
+            log_probs = log_probabilities(self.recipe, encoded, reference, collate)
             record.check_still(reference, "task.reference")
             return log_probs
 
         of_dtype = [] if loaded == {"dtype": torch.float32} else [str(loaded)]
         key = sha(["log-probabilities", encoded.fingerprint, record.weights, data.labels.padding, *of_dtype])
-        return WithReference.cached(encoded, cache, key, compute)
+        return WithReference.cached(encoded, self.cache, key, compute)
 
     def collator(self, data: Data, packed: bool) -> Callable[[list[dict]], dict]:
         return PairCollator(data.labels.padding)
@@ -246,7 +245,7 @@ def loaded_as(recipe: Recipe, reference: str) -> dict[str, Any]:
     return {"dtype": torch.float32} | {name: value for name, value in recorded.items() if name != "config"}
 
 
-def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable, progress: bool):
+def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Callable):
     """(N, 2) float32: a reference model's log-probabilities of the two answers of each row.
 
     collate: a PairCollator.
@@ -261,7 +260,7 @@ def log_probabilities(recipe: Recipe, rows: Rows, reference: str, collate: Calla
     model, size = model.to(device).eval(), recipe.training.evaluation_rows
     found = np.zeros((len(rows), 2), dtype=np.float32)
     batches = list(in_batches(np.argsort(-rows.row_lengths, kind="stable").tolist(), size))
-    for numbers in watched(batches, "reference model, batch") if progress else batches:
+    for numbers in watched(batches, "reference model, batch"):
         batch = collate([rows[number] | {REFERENCE: torch.zeros(2)} for number in numbers])
         read = {name: batch[name] for name in ("input_ids", "attention_mask")}
         # In float32, as those of the model in training, which begins as the reference.

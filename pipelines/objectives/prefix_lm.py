@@ -8,9 +8,17 @@ from ..plugins import register_objective
 from .base import FamiliesWith
 from .causal import Causal, CausalCollator
 from .data import Data
-from .looking_ahead import check_ahead, has_encoder, is_our_decoder
 from .reconstruction import NEEDS, SEQ2SEQ, Corruption, LearnsToRestore, ReadsCorrupted
-from .text import LearnsText, ReadsText, TextObjective, shifts_labels, show_packed
+from .text import (
+    LearnsText,
+    ReadsText,
+    TextObjective,
+    check_ahead,
+    has_encoder,
+    is_our_decoder,
+    shifts_labels,
+    show_packed,
+)
 from .tokens import Tokens
 
 

@@ -11,13 +11,13 @@ from ..data.account_words import listed
 from ..data.rows import Rows
 from ..errors import UserError
 from ..manifest import cache_folder
-from ..plugins import objective_of
+from ..plugins import TEACHERS, objective_of
 from ..recipes.data_section import reads_text
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import Stage, of_stage, stages_of
 from ..recipes.types import show
 from ..storage.contents import contents
-from .base import Objective, teaching_of
+from .base import Objective
 from .data import Data, ModelFacts
 from .reads import Reads
 
@@ -27,7 +27,6 @@ UNKNOWN = re.compile("of the unknown class '(.*?)'(?:;|$)", re.M)  # in an error
 def prepare_data(
     recipe: Recipe,
     *,
-    progress: bool = False,
     splits: Sequence[str] | None = None,
     model_config=None,
     for_training: bool = False,
@@ -42,10 +41,12 @@ def prepare_data(
     Raises:
         UserError: data that is missing, empty, unreadable or too short, or not what the model was trained for.
     """
-    objective, cache = objective_of(recipe).for_rows(), cache_of(recipe)
+    cache_of(recipe)  # in which hashes of the files are kept
+    objective = objective_of(recipe).for_rows()
     facts = objective.facts if model_config is None else ModelFacts(recipe, model_config, splits[0])
     reads = objective.Reads(objective, facts)
-    teaching = teaching_of(objective, reads) if for_training and recipe.teacher is not None else None
+    is_taught = for_training and recipe.teacher is not None
+    teaching = TEACHERS[objective.taught](reads) if is_taught else None
     if teaching is not None:
         teaching.before_training()
     sources = reads.open()
@@ -61,25 +62,23 @@ def prepare_data(
         if teaching is not None:
             teaching.check_data(data)
         chosen = [split for split in sources if splits is None or split in splits]
-        return {split: reads.rows(data, sources[split], split, cache, progress) for split in chosen}
+        return {split: reads.rows(data, sources[split], split) for split in chosen}
 
-    data, rows = with_usable_rows(reads, sources, cache, progress, rows_of)
-    rows, lesson = reads.completed(data, rows, cache, progress), None
+    data, rows = with_usable_rows(reads, sources, rows_of)
+    rows, lesson = reads.completed(data, rows), None
     if teaching is not None:
-        rows, lesson = teaching.for_training(data, rows, sources, cache)
+        rows, lesson = teaching.for_training(data, rows)
     facts = {split: of_split.report() for split, of_split in rows.items()}
     data = replace(data, rows=rows, facts=facts, lesson=lesson)
     if for_training and recipe.stages:
-        data = replace(data, stages=prepare_stages(data, cache, progress))
+        data = replace(data, stages=prepare_stages(data))
     if "train" in rows:
         of_both = f"{rows['train'].identity}\n{processor_fingerprint(data)}"
         facts["fingerprint"] = hashlib.sha256(of_both.encode()).hexdigest()
     return data
 
 
-def with_usable_rows(
-    reads: Reads, sources: dict, cache: Path, progress: bool, made: Callable[[Data], Any]
-) -> tuple[Data, Any]:
+def with_usable_rows(reads: Reads, sources: dict, made: Callable[[Data], Any]) -> tuple[Data, Any]:
     """(the data without rows, what is `made` of them), of sources without rows that are left out.
 
     Raises UserError for rows that cannot be used, where the recipe does not leave them out.
@@ -87,7 +86,7 @@ def with_usable_rows(
     while True:
         data = None
         try:
-            data = reads.prepare(sources, cache, progress)
+            data = reads.prepare(sources)
             return data, made(data)
         except UserError as error:
             if not leaves_out(reads, sources, error, data):
@@ -103,7 +102,7 @@ def processor_fingerprint(data: Data) -> str:
     return fingerprint(data.processor)
 
 
-def prepare_stages(data: Data, cache: Path, progress: bool) -> list[tuple[Stage, Data, Rows]]:
+def prepare_stages(data: Data) -> list[tuple[Stage, Data, Rows]]:
     """Each stage of the recipe with its data and its training rows; stages with one sequence_length share both."""
     made, stages = {repr(data.objective.settings): (data, data.rows["train"])}, []
     for stage in stages_of(data.objective.recipe):
@@ -112,8 +111,8 @@ def prepare_stages(data: Data, cache: Path, progress: bool) -> list[tuple[Stage,
             objective = objective_of(stage.recipe)
             reads = objective.Reads(objective)
             with of_stage(stage.number):
-                prepared = reads.prepare(dict(data.sources), cache, progress, data.tokenizer)
-                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train", cache, progress)
+                prepared = reads.prepare(dict(data.sources), data.tokenizer)
+                made[key] = prepared, reads.rows(prepared, data.sources["train"], "train")
         stages.append((stage, *made[key]))
     return stages
 
@@ -128,7 +127,14 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
     from ..data.examples import Examples
 
     if reads.objective.parts:
-        return any([leaves_out(*part, error, of_part) for *part, of_part in parts_of(reads, sources, data)])
+        from .parts import of_label
+
+        of_parts = {} if data is None else data.parts
+        found = [
+            leaves_out(part.Reads(part), of_label(sources, label), error, of_parts.get(label))
+            for label, part in reads.objective.parts.items()
+        ]
+        return any(found)
     examples = [source for source in sources.values() if isinstance(source, Examples)]
     bad_rows = [bad_rows_of(one, lambda probe: reads.try_examples(probe, data)) for one in examples]
     whole = [one for one, rows in zip(examples, bad_rows) if rows and len(rows) == sum(1 for _ in one.numbered())]
@@ -155,17 +161,6 @@ def leaves_out(reads: Reads, sources: dict, error: UserError, data: Data | None)
     return False
 
 
-def parts_of(reads: Reads, sources: dict, data: Data | None) -> list[tuple[Reads, dict, Data | None]]:
-    """(reads, {split: source}, data) of each part of several objectives that are learned together."""
-    from .parts import of_label
-
-    of_parts = {} if data is None else data.parts
-    return [
-        (part.Reads(part), of_label(sources, label), of_parts.get(label))
-        for label, part in reads.objective.parts.items()
-    ]
-
-
 def cache_of(recipe: Recipe) -> Path:
     """The cache folder of a recipe's prepared data, in which hashes of the data's files are kept from now on."""
     cache = cache_folder(recipe.data.cache_dir)
@@ -173,7 +168,7 @@ def cache_of(recipe: Recipe) -> Path:
     return cache
 
 
-def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = False) -> dict[str, int]:
+def prepare_share(recipe: Recipe, number: int, of: int) -> dict[str, int]:
     """Make share `number` (from 1) of the `of` shares of what prepare_data needs; split -> shards made or found.
 
     Machines that share a cache (data.cache_dir) can make their shares at the same time; each makes the tokenizer, with
@@ -184,14 +179,13 @@ def prepare_share(recipe: Recipe, number: int, of: int, *, progress: bool = Fals
     """
     from ..data.tokenization import Share
 
-    objective, cache = objective_of(recipe), cache_of(recipe)
+    cache_of(recipe)
+    objective = objective_of(recipe)
     reads = objective.Reads(objective)
     check_shares(objective)
     sources = reads.open()
-    data, share = reads.prepare(sources, cache, progress), Share(number, of)
-    return {
-        split: reads.prepare_share(data, source, split, cache, share, progress) for split, source in sources.items()
-    }
+    data, share = reads.prepare(sources), Share(number, of)
+    return {split: reads.prepare_share(data, source, split, share) for split, source in sources.items()}
 
 
 def check_shares(objective: Objective) -> None:

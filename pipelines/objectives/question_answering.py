@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..data.account import Account
@@ -177,13 +176,13 @@ def right_answers(settings: QuestionAnsweringSettings, row: dict, place: str) ->
 class ReadsQuestions(ReadsExamples):
     """Questions with their contexts, in windows."""
 
-    def prepare(self, sources, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources, tokenizer: Any = None) -> Data:
         """Raises UserError for a tokenizer that does not say where in the text its tokens stand."""
-        data = super().prepare(sources, cache, progress, tokenizer)
+        data = super().prepare(sources, tokenizer)
         need_offsets(self.objective, data.tokenizer)
         return data
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str) -> Rows:
         """Windows as input_ids, labels (2,) and token_type_ids; with what metrics need, except for training.
 
         That is the question and its number, the window's part of the context (`text`), the range of its tokens
@@ -196,7 +195,7 @@ class ReadsQuestions(ReadsExamples):
             columns |= {"number": "int32", "inside": "int32[]", "begins": "int32[]", "ends": "int32[]"}
             columns |= dict.fromkeys(("question", "text", "right"), "string")
         settings = [section.max_length, section.stride, section.question_length, section.no_answer]
-        return stored(self, data, source, cache, columns, [*settings, list(columns)])
+        return stored(self, data, source, columns, [*settings, list(columns)])
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         return Windows(self.settings, data.tokenizer).of(examples, account)
@@ -327,14 +326,12 @@ class AnswersQuestions(Answers):
 class SpanScores(Scores):
     """Metrics of answers as texts."""
 
-    def of_answers(
-        self, answers: AnswersQuestions, finished: FinishedModel, rows, numbers: Sequence[int], train
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows, numbers: Sequence[int]) -> Scored:
         """Metrics of the questions of the windows `numbers`, each answered from all of its windows.
 
         The answers are kept under the numbers of their questions, for confidence intervals and comparisons.
         """
-        found = answers.of_windows(finished, rows, numbers)
+        found = self.data.answers().of_windows(finished, rows, numbers)
         predictions, references = ([item[name] for item in found] for name in ("given", "right"))
         shown = [
             {"prompt": item["question"], "reference": " / ".join(dict.fromkeys(item["right"])), "text": item["given"]}

@@ -67,6 +67,13 @@ class Reads(ABC):
         self.objective, self.facts = objective, facts or objective.facts
         self.recipe, self.settings, self.seed = objective.recipe, objective.settings, objective.seed
 
+    @property
+    def cache(self) -> Path:
+        """The folder of prepared data."""
+        from ..manifest import cache_folder
+
+        return cache_folder(self.recipe.data.cache_dir)
+
     @abstractmethod
     def open(self) -> dict[str, Any]:
         """{split: its source}, `train` first. Raises UserError."""
@@ -76,17 +83,17 @@ class Reads(ABC):
         return None
 
     @abstractmethod
-    def prepare(self, sources: dict[str, Any], cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict[str, Any], tokenizer: Any = None) -> Data:
         """The data without rows: all that the rows of all splits depend on. Raises UserError.
 
         tokenizer: replaces the recipe's, as parts and stages of a run share one.
         """
 
     @abstractmethod
-    def rows(self, data: Data, source: Any, split: str, cache: Path, progress: bool = False) -> "Rows":
+    def rows(self, data: Data, source: Any, split: str) -> "Rows":
         """The rows of one split; callers make those of `train` first. Raises UserError."""
 
-    def completed(self, data: Data, rows: "dict[str, Rows]", cache: Path, progress: bool) -> "dict[str, Rows]":
+    def completed(self, data: Data, rows: "dict[str, Rows]") -> "dict[str, Rows]":
         """The rows of all splits with whatever is expensive to add; by now all of them are known to be valid."""
         return rows
 
@@ -101,9 +108,7 @@ class Reads(ABC):
         """A batch of this row alone, as training sees it in its first epoch."""
         return self.collator(data, rows.is_packed)([{ROW_IDS: number, EPOCH: 0} | row])
 
-    def prepare_share(
-        self, data: Data, source: Any, split: str, cache: Path, share: "Share", progress: bool = False
-    ) -> int:
+    def prepare_share(self, data: Data, source: Any, split: str, share: "Share") -> int:
         """Make one machine's share of the shards that `rows` of this split reads; return how many it made."""
         raise TypeError(f"{type(self).__name__} has no shards")
 

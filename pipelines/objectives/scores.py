@@ -8,8 +8,7 @@ from .data import Data
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
-    from .answers import Answers, FinishedModel
-    from .base import Objective
+    from .answers import FinishedModel
 
 OF_PART = "loss_"  # prefix of the names of the parts' losses, and of no other metric
 
@@ -37,9 +36,10 @@ class Scores:
 
     predicts: str = ""
 
-    def __init__(self, objective: "Objective", data: Data, keeps_scores: bool = False):
-        self.objective, self.data, self.tokenizer, self.keeps_scores = objective, data, data.tokenizer, keeps_scores
-        self.recipe, self.settings = objective.recipe, objective.settings
+    def __init__(self, data: Data, keeps_scores: bool = False):
+        self.objective, self.data, self.tokenizer = data.objective, data, data.tokenizer
+        self.recipe, self.settings = self.objective.recipe, self.objective.settings
+        self.keeps_scores = keeps_scores
 
     def _compare(self, *compared: Any, names: list[str] | None = None, rows: list | None = None, **further) -> Scored:
         """The metrics of predictions, references and what else metrics.compute_metrics takes. further: of Scored."""
@@ -77,14 +77,7 @@ class Scores:
 
     # ---- answers of a model
 
-    def of_answers(
-        self,
-        answers: "Answers",
-        finished: "FinishedModel",
-        rows: "Rows",
-        numbers: Sequence[int],
-        train: "Rows | None",
-    ) -> Scored:
+    def of_answers(self, finished: "FinishedModel", rows: "Rows", numbers: Sequence[int]) -> Scored:
         """The metrics that need the model's answers, on the rows `numbers`."""
         return Scored()
 

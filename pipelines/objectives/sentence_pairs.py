@@ -2,7 +2,6 @@
 
 import inspect
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.batch_keys import IGNORE_INDEX, pad, real_places, row_generators, row_ids
@@ -58,11 +57,11 @@ class ReadsPairs(ReadsText):
         need_mask(self.objective, tokenizer)
         need_tokens(self.objective, tokenizer, cls="a first (CLS)", sep="a separating (SEP)", pad="a padding")
 
-    def _rows_of(self, data: Data, source: Corpus, split: str, cache: Path, progress: bool) -> Rows:
+    def _rows_of(self, data: Data, source: Corpus, split: str) -> Rows:
         from ..data.sentence_pair_rows import SentencePairRows
         from ..tokenizers.word_marks import WordMarks
 
-        store, section = self._tokenization(data, source, cache).store(progress), self.settings
+        store, section = self._tokenization(data, source).store(), self.settings
         return SentencePairRows(store, WordMarks(data.tokenizer), section.sequence_length - AROUND, section.pairs)
 
     def _marks_around(self) -> dict[str, bool]:

@@ -7,7 +7,6 @@ at once, is sequence_regression with a text_pair_field. The finished folder open
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
@@ -205,7 +204,7 @@ class SentenceSimilarity(LabelledTextTask):
     def asks_for(self) -> str | None:
         return None if self.settings.label_field is None else "numbers"
 
-    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Cosines:
+    def labels(self, reads: ReadsLabelledTexts, sources: dict) -> Cosines:
         """Raises UserError for an encoder-decoder that is measured."""
         if reads.facts.measured is not None:
             self.check_encoder(reads.facts.measured)

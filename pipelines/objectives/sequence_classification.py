@@ -2,8 +2,7 @@ from dataclasses import dataclass
 
 from ..plugins import register_objective
 from .answering import OF_SCORES
-from .class_labels import ClassSettings, LearnsClasses
-from .class_scores import ClassScores
+from .class_labels import ClassScores, ClassSettings, LearnsClasses
 from .label_values import the_value
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 

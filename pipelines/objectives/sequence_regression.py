@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
@@ -16,8 +15,7 @@ from ..plugins import register_objective
 from ..recipes.schema import doc
 from .base import Planned
 from .class_labels import decoder_start
-from .label_values import number_of
-from .label_writing import decimal_mark, plain_number
+from .label_values import decimal_mark, number_of, plain_number
 from .labelled_texts import AnswersTexts, LabelledTextSettings, LabelledTextTask, ReadsLabelledTexts
 from .learns import Learns
 from .reads import label_column
@@ -130,7 +128,7 @@ class SequenceRegression(LabelledTextTask):
     default_metrics = ("pearson", "spearman")
     words = replace(LabelledTextTask.words, loss="squared error")
 
-    def labels(self, reads: ReadsLabelledTexts, sources: dict, cache: Path) -> Numbers:
+    def labels(self, reads: ReadsLabelledTexts, sources: dict) -> Numbers:
         """Raises UserError for a model that is measured and has more than one output."""
         config = reads.facts.measured
         if config is not None and config.num_labels != 1:

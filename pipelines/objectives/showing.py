@@ -198,7 +198,7 @@ def show_source_and_target(reads, console, data, rows, number: int, row: dict) -
 
 
 def row_values(data, rows, number: int, row: dict) -> dict[str, Any]:
-    """A row as a batch of its own holds it in the first epoch, in the form of docs/preview.md."""
+    """A row as a batch of its own holds it in the first epoch, in the form of docs/your_data.md."""
     batch = data.reads.collated(data, rows, number, row)
     batch = {name: plain_values(value) for name, value in batch.items() if name != ROW_IDS}
     values = {"row": number} | {name: batch.pop(name) for name in ("input_ids", "labels") if name in batch}

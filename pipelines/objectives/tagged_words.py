@@ -1,6 +1,6 @@
 """Tagged words: how tags mark entities, their numbers, and the tokens of a sentence that learn them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -80,7 +80,8 @@ class TaggedWords:
             of_tokens = word_of_each_token(words, offsets)
             places = places_of_words(of_tokens)
             rows["labels"].append(self._labels(tags, places, of_tokens, offsets))
-            rows[WORDS].append(self._measured(places, len(offsets)))
+            measured = {self._at(of_word): word + 1 for word, of_word in places.items()}
+            rows[WORDS].append([measured.get(place, 0) for place in range(len(offsets))])
             last = max(places, default=-1) if len(offsets) >= self.max_length else len(words)
             cut = max(0, len(words) - 1 - last)
             facts["words"] += len(places)
@@ -91,13 +92,6 @@ class TaggedWords:
     def _at(self, places: list[int]) -> int:
         """The place of a word's token at which its tag is measured."""
         return places[-1 if self.at == "last" else 0]
-
-    def _measured(self, places: dict[int, list[int]], tokens: int) -> list[int]:
-        """The number of a word, from 1, at the token where its tag is measured, 0 elsewhere."""
-        measured = [0] * tokens
-        for word, of_word in places.items():
-            measured[self._at(of_word)] = word + 1
-        return measured
 
     def _labels(
         self,
@@ -112,14 +106,22 @@ class TaggedWords:
             return labels
         tags = [name if name in self.outputs else spelled(name) for name in names]
         for word, of_word in places.items():
-            learned = [(self._at(of_word), tags[word])]
-            if self.at == "all":
-                learned = zip(of_word, tags_of_tokens(tags[word], len(of_word), self.labels.scheme))
-            for place, tag in learned:
-                labels[place] = self.outputs.get(tag, self.outputs[tags[word]])
-        if self.learns_spaces:
-            for place, tag in tags_of_spaces(tags, of_tokens, offsets):
-                labels[place] = self.outputs[tag]
+            tag, learned = tags[word], [(self._at(of_word), tags[word])]
+            if self.at == "all":  # an entity begins at the first token only
+                is_plain = tag == OUTSIDE or self.labels.scheme == "plain"
+                inside = tag if is_plain else spelled(f"I-{parts(tag)[1]}")
+                learned += [(place, inside) for place in of_word[1:]]
+            for place, name in learned:
+                labels[place] = self.outputs.get(name, self.outputs[tag])
+        after = None
+        for place in reversed(range(len(of_tokens))) if self.learns_spaces else ():
+            start, end = offsets[place]
+            if of_tokens[place] is not None:
+                after = of_tokens[place]
+            elif start < end:  # only spaces, with the tag of the word behind if an entity continues
+                mark, kind = parts(tags[after]) if after else (OUTSIDE, "")
+                continues = mark == "I" and kind == parts(tags[after - 1])[1]
+                labels[place] = self.outputs[tags[after] if continues else OUTSIDE]
         return labels
 
 
@@ -130,21 +132,6 @@ def places_of_words(of_tokens: list[int | None]) -> dict[int, list[int]]:
         if word is not None and word not in places:
             places[word] = list(run)
     return places
-
-
-def tags_of_spaces(
-    tags: list[str], of_tokens: list[int | None], offsets: list[tuple[int, int]]
-) -> Iterator[tuple[int, str]]:
-    """(position, tag) of the tokens that are only spaces: the tag of the word behind if an entity continues, else O."""
-    after = None
-    for place in reversed(range(len(of_tokens))):
-        start, end = offsets[place]
-        if of_tokens[place] is not None:
-            after = of_tokens[place]
-        elif start < end:  # no special token
-            mark, kind = parts(tags[after]) if after else (OUTSIDE, "")
-            continues = mark == "I" and kind == parts(tags[after - 1])[1]
-            yield place, tags[after] if continues else OUTSIDE
 
 
 def is_tag_of(tag: str, scheme: str) -> bool:
@@ -172,13 +159,6 @@ def check_scheme(names: Sequence[str], scheme: str) -> None:
         if not is_tag_of(name, scheme) and not is_tag_of(name, "bio"):
             known = ", ".join([OUTSIDE, *(f"{mark}-..." for mark in SCHEMES[scheme])])
             raise UserError(f"task.scheme={scheme}: {name!r} is no tag of it ({known}); the tags are {show(names)}")
-
-
-def tags_of_tokens(tag: str, number: int, scheme: str) -> list[str]:
-    """The tags of the `number` tokens of a word, if each has a tag: an entity begins at the first token only."""
-    if tag == OUTSIDE or scheme == "plain":
-        return [tag] * number
-    return [tag, *[spelled(f"I-{parts(tag)[1]}")] * (number - 1)]
 
 
 def word_of_each_token(words: Sequence[str], offsets: Sequence[tuple[int, int]]) -> list[int | None]:

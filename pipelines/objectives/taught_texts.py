@@ -7,7 +7,6 @@ teacher.files have no labels: on them the model learns from the teacher only.
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data.account import CUT
@@ -18,7 +17,7 @@ from ..plugins import TEACHERS
 from ..recipes.introspection import check_beside
 from ..recipes.recipe_files import read_yaml_file, recipe_beside
 from ..storage.cache import sha
-from ..words import counted
+from ..words import counted, say
 from .answers import FinishedModel
 from .data import Data
 from .label_values import are_unnamed
@@ -83,26 +82,26 @@ class TaughtTexts(Teaching):
         super().before_training()
         self._further_texts()  # so that a missing file is reported now
 
-    def for_training(
-        self, data: Data, rows: "dict[str, Rows]", sources: "dict[str, Examples]", cache: Path
-    ) -> "tuple[dict[str, Rows], Lesson]":
+    def for_training(self, data: Data, rows: "dict[str, Rows]") -> "tuple[dict[str, Rows], Lesson]":
         from ..data.ordered_rows import joined
         from ..data.reference import WithReference, answered
 
-        train, asked_sources, further = rows["train"], [sources["train"]], self._further_texts()
+        train, asked_sources, further = rows["train"], [data.sources["train"]], self._further_texts()
         if further is not None:
-            more = self.reads.rows(data, further, further.split, cache, labelled=False)
+            more = self.reads.rows(data, further, further.split, labelled=False)
             train, asked_sources = joined([train, more]), [*asked_sources, further]
             train.account.note(f"{counted(len(more), 'text')} without a label: {more.name}")
         identity = sha([self.objective.taught, self.teacher.identity, *self._how_answered()])
         texts = (self._asked(data, row, place) for source in asked_sources for place, row in source)
         texts = [text for text in texts if text is not None]
-        answers = answered(
-            texts, cache, identity, self.teacher.name, lambda some: self.teacher.unchanged(self._answers(some))
-        )
+
+        def answer(some: list) -> "np.ndarray":
+            return self.teacher.unchanged(self._answers(some))
+
+        answers = answered(texts, self.reads.cache, identity, self.teacher.name, answer)
         numbers = self._learned(data, answers, texts)
         if cut := self.teacher.account.number(CUT, "text"):
-            print(f"teacher {self.teacher.name}: {counted(cut, 'text')} cut to what it can read")
+            say([f"teacher {self.teacher.name}: {counted(cut, 'text')} cut to what it can read"])
         self.teacher.let_go()
         taught = WithReference(train, numbers, sha([identity, numbers[0].shape[-1]]))
         return rows | {"train": taught}, self._lesson()

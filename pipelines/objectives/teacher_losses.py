@@ -5,8 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..data.batch_keys import IGNORE_INDEX, WORDS
-from ..data.reference import REFERENCE
-from ..data.teacher_store import LOG_PROBS, TOP_IDS
+from ..data.reference import LOG_PROBS, REFERENCE, TOP_IDS
 from ..lazy import torch
 from ..likelihoods.token_log_probs import OfTokens
 from .losses import Cosine, OwnLoss
@@ -14,16 +13,11 @@ from .losses import Cosine, OwnLoss
 OF_TEACHER = (TOP_IDS, LOG_PROBS, REFERENCE)  # keys of rows and batches for the loss, not the model
 
 
-class BesideCollator:
-    """The batches of `collate`, the objective's collator, with the teacher's tensors of the rows added."""
-
-    def __init__(self, collate: Callable[[list[dict]], dict]):
-        self.collate = collate
-
-    def __call__(self, rows: list[dict]) -> dict:
-        plain_rows = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
-        of_teacher = {name: [row[name] for row in rows] for name in OF_TEACHER if name in rows[0]}
-        return self.collate(plain_rows) | {name: joined(values) for name, values in of_teacher.items()}
+def with_answers(collate: Callable[[list[dict]], dict], rows: list[dict]) -> dict:
+    """The batch that the objective's collator makes of the rows, with the teacher's tensors of them added."""
+    plain_rows = [{name: x for name, x in row.items() if name not in OF_TEACHER} for row in rows]
+    of_teacher = {name: [row[name] for row in rows] for name in OF_TEACHER if name in rows[0]}
+    return collate(plain_rows) | {name: joined(values) for name, values in of_teacher.items()}
 
 
 def joined(values: list) -> "torch.Tensor":
@@ -44,9 +38,9 @@ class Lesson(OwnLoss):
     def __init__(self, weight: float):
         self.weight_of_teacher = weight
 
-    def beside_rows(self, collate: Callable[[list[dict]], dict]) -> BesideCollator:
+    def beside_rows(self, collate: Callable[[list[dict]], dict]) -> Callable[[list[dict]], dict]:
         """The collator whose batches also hold the teacher's answers to the rows."""
-        return BesideCollator(collate)
+        return partial(with_answers, collate)
 
     def joined(self, outputs, of_labels, of_teacher, count, labels=None) -> "torch.Tensor":
         """The loss of a batch. of_labels, of_teacher: summed losses. count, labels: what the log divides each by."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from anyformer.modeling.lm_head import ROWS_PER_CHUNK
 
 from ..adapters import is_adapter, load_config, load_model
 from ..data.account import Account
@@ -148,8 +149,11 @@ class Teacher:
         """The likeliest ids (B, T, K), and log-probabilities (B, T, K + 1): theirs, and that of all others together."""
         inputs = {name: x.to(self.model.device) for name, x in batch.items() if name != "labels"}
         states, logits_of = self.states(inputs)
-        logits = logits_of(states)[..., :size].float() / temperature
-        top = logits.topk(top_k)
-        norm = logits.logsumexp(-1, keepdim=True)
-        rest = logits.scatter(-1, top.indices, float("-inf")).logsumexp(-1, keepdim=True)
-        return top.indices.cpu(), (torch.cat([top.values, rest], dim=-1) - norm).cpu()
+        found = []
+        for some in states.flatten(0, -2).split(ROWS_PER_CHUNK):
+            logits = logits_of(some)[:, :size].float() / temperature
+            top, norm = logits.topk(top_k), logits.logsumexp(-1, keepdim=True)
+            rest = logits.scatter(-1, top.indices, float("-inf")).logsumexp(-1, keepdim=True)
+            found.append((top.indices.cpu(), (torch.cat([top.values, rest], dim=-1) - norm).cpu()))
+        ids, log_probs = (torch.cat(parts).unflatten(0, states.shape[:-1]) for parts in zip(*found))
+        return ids, log_probs

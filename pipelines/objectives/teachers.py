@@ -7,7 +7,6 @@ needs no teacher.
 
 from abc import abstractmethod
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anyformer.modeling.families import FAMILIES
@@ -25,7 +24,6 @@ from .tokens import further_tokens
 
 if TYPE_CHECKING:
     from ..data.rows import Rows
-    from .base import Objective
     from .teacher_losses import Lesson
     from .teacher_model import Teacher
 
@@ -38,9 +36,9 @@ class Teaching:
 
     files_setting = ""
 
-    def __init__(self, objective: "Objective", reads: Reads):
-        self.objective, self.reads, self.recipe = objective, reads, objective.recipe
-        self.section: TeacherSection = objective.recipe.teacher
+    def __init__(self, reads: Reads):
+        self.objective, self.reads, self.recipe = reads.objective, reads, reads.recipe
+        self.section: TeacherSection = reads.recipe.teacher
 
     def check(self) -> None:
         """Raise UserError for settings of the recipe that do not go with a teacher; reads no file."""
@@ -76,13 +74,11 @@ class Teaching:
         """Raise UserError for a teacher that cannot teach; no data is read yet."""
         self.teacher.check_kind()
 
-    def check_data(self, data: Data) -> None:
+    def check_data(self, data: Data) -> Any:
         """Raise UserError for a teacher that does not go with the data, which have no rows yet."""
 
     @abstractmethod
-    def for_training(
-        self, data: Data, rows: "dict[str, Rows]", sources: dict[str, Any], cache: Path
-    ) -> "tuple[dict[str, Rows], Lesson]":
+    def for_training(self, data: Data, rows: "dict[str, Rows]") -> "tuple[dict[str, Rows], Lesson]":
         """The rows of all splits with the teacher's answers to those of `train`, and the loss that learns them."""
 
 
@@ -104,7 +100,7 @@ class TaughtTokens(Teaching):
             raise UserError("teacher.stored=true needs stored data, and data.streaming=true; set teacher.stored=false")
 
     def further_costs(self) -> list[str]:
-        from ..data.teacher_store import bytes_of_token
+        from ..data.reference import bytes_of_token
 
         section = self.section
         if section.stored:
@@ -122,38 +118,35 @@ class TaughtTokens(Teaching):
         if fills_masks and getattr(self.teacher.config, "mask_token_id", None) is None:
             raise UserError(f"{self.teacher.words} has not learned to fill in masks; take a decoder that has")
 
-    def check_data(self, data: Data) -> None:
-        self._shared_ids(data)
-
-    def _shared_ids(self, data: Data) -> int:
+    def check_data(self, data: Data) -> int:
         """The number of ids of the shared tokenizer. Raises UserError for another tokenizer, or too high a top_k."""
         size, section = self.teacher.check_tokenizer(data.tokenizer), self.section
         if section.stored and section.top_k >= size:
             raise UserError(f"teacher.top_k={section.top_k} must be below the {size:,} entries of the tokenizer")
         return size
 
-    def for_training(self, data, rows, sources, cache):
+    def for_training(self, data, rows):
         from .documents_apart import check_documents_apart
         from .teacher_losses import TokenLesson
         from .text import shifts_labels
 
-        section, size, ask = self.section, self._shared_ids(data), self.teacher.states
+        section, size, ask = self.section, self.check_data(data), self.teacher.states
         native = self.teacher.config.model_type not in FAMILIES
         if native and any(split.is_packed for split in rows.values()):
             check_documents_apart(self.teacher.model, section.name_or_path, data, rows.values(), "teacher")
         if section.stored:
-            rows, ask = rows | {"train": self._stored(data, rows["train"], size, cache)}, None
+            rows, ask = rows | {"train": self._stored(data, rows["train"], size)}, None
             self.teacher.let_go()  # not needed after its answers are stored
         else:
             self.teacher.model.eval()  # loads it before the first step
         return rows, TokenLesson(section.weight, section.temperature, shifts_labels(self.objective), size, ask)
 
-    def _stored(self, data: Data, rows: "Rows", size: int, cache: Path) -> "Rows":
+    def _stored(self, data: Data, rows: "Rows", size: int) -> "Rows":
         """The rows with the teacher's likeliest tokens of each position; it computes those that the cache lacks."""
-        from ..data.teacher_store import WithTopTokens
+        from ..data.reference import WithTopTokens
 
         if rows.parts:  # stored by source, so that other weights reuse them
-            return rows.of({name: self._stored(data, of_source, size, cache) for name, of_source in rows.parts.items()})
+            return rows.of({name: self._stored(data, of_source, size) for name, of_source in rows.parts.items()})
         section, collate = self.section, data.reads.collator(data, rows.is_packed)
         key = sha(["top tokens", rows.fingerprint, self.teacher.identity, section.top_k, section.temperature, size])
 
@@ -163,7 +156,7 @@ class TaughtTokens(Teaching):
 
         options = {"width": data.objective.settings.sequence_length, "top_k": section.top_k, "vocabulary": size}
         return WithTopTokens.cached(
-            rows, cache, key, answer, self.recipe.training.evaluation_rows, self.teacher.name, **options
+            rows, self.reads.cache, key, answer, self.recipe.training.evaluation_rows, self.teacher.name, **options
         )
 
 

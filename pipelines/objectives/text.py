@@ -1,12 +1,16 @@
 """Objectives over plain text: documents are tokenised once and packed into rows of equal length."""
 
+import math
 from collections.abc import Collection, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from anyformer.modeling.families import FAMILIES
+from anyformer.modeling.traits import one_way_kind
+
+from ..backends import is_flash
 from ..errors import UserError
+from ..lazy import np
 from ..plugins import METRICS
 from ..positions import UNLIMITED, most_positions
 from ..recipes.row_words import Words
@@ -64,8 +68,6 @@ class ReadsText(Reads):
         "token, and the model shifts them by one; what is drawn at random is drawn anew in each epoch"
     )
 
-    _overlap: int = 1  # tokens that a row of validation and test text repeats, where labels are shifted
-
     def __init__(self, objective: Objective, facts: ModelFacts | None = None, in_stream: bool = False):
         super().__init__(objective, facts)
         self.in_stream = in_stream
@@ -81,8 +83,8 @@ class ReadsText(Reads):
     def texts(self, source: "Corpus") -> "Corpus":
         return source
 
-    def prepare(self, sources: "dict[str, Corpus]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        tokenizer = train_or_load(self.objective, sources["train"], cache, progress, tokenizer)
+    def prepare(self, sources: "dict[str, Corpus]", tokenizer: Any = None) -> Data:
+        tokenizer = train_or_load(self.objective, sources["train"], tokenizer)
         self._check(tokenizer)
         return Data(self.objective, self, tokenizer, sources=sources)
 
@@ -91,24 +93,20 @@ class ReadsText(Reads):
 
     # ---- rows
 
-    def rows(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool = False) -> "Rows":
+    def rows(self, data: Data, source: "Corpus", split: str) -> "Rows":
         """The rows of the text; each source of data.mixture has a token store of its own."""
         if not source.sources:
-            return self._rows_of(data, source, split, cache, progress)
-        rows = {name: self._rows_of(data, corpus, split, cache, progress) for name, corpus in source.sources.items()}
-        return self._mixed_sources(rows, split)
-
-    def _mixed_sources(self, found: "dict[str, Rows]", split: str) -> "Rows":
-        """Join the rows of several sources of a split: by their weights for training, else each row once."""
+            return self._rows_of(data, source, split)
         from ..data.ordered_rows import sources_once, weighed
 
+        rows = {name: self._rows_of(data, corpus, split) for name, corpus in source.sources.items()}
         if split != "train":
-            return sources_once(found)
-        data = self.recipe.data
-        weights = dict(zip(found, (section.weight for section in data.mixture), strict=True))
-        return weighed(found, weights, data.weights_by, self.seed)
+            return sources_once(rows)
+        section = self.recipe.data
+        weights = dict(zip(rows, (each.weight for each in section.mixture), strict=True))
+        return weighed(rows, weights, section.weights_by, self.seed)
 
-    def _rows_of(self, data: Data, source: "Corpus", split: str, cache: Path, progress: bool) -> "Rows":
+    def _rows_of(self, data: Data, source: "Corpus", split: str) -> "Rows":
         from ..data.packed_stream import StreamingPackedDataset
 
         section = self.settings
@@ -116,17 +114,17 @@ class ReadsText(Reads):
             options = {"tail": section.tail, "shifts_labels": shifts_labels(self.objective)} | self._marks_around()
             options |= {"shuffle_buffer": self.recipe.data.shuffle_buffer, "seed": self.recipe.training.seed}
             return StreamingPackedDataset(source, data.tokenizer, self._row_length, **options)
-        store = self._tokenization(data, source, cache).store(progress)
+        store = self._tokenization(data, source).store()
         if split == "validation" and not store.num_documents and self.recipe.data.clean is not None:
             raise UserError(
                 f"data.clean leaves no document of {store.name} for validation; set a larger data.validation_fraction, "
                 f"or data.validation_files"
             )
         # Every token of a validation text counts, so its last row is padded, never dropped.
-        with working(f"packing {split}") if progress else nullcontext():
+        with working(f"packing {split}"):
             if split == "train":
                 return self._pack(data, store, section.tail)
-            return self._pack(data, store, "pad", overlap=self._overlap)
+            return self._pack(data, store, "pad", overlap=getattr(section, "evaluation_overlap", 1))
 
     def _pack(self, data: Data, store: Any, tail: str, overlap: int = 1) -> "Rows":
         """Pack the documents of a TokenStore into rows. tail: whether to drop or pad a last row that is not full."""
@@ -135,19 +133,17 @@ class ReadsText(Reads):
         options = {"pad_token_id": pad_token_id(data.tokenizer), "shifts_labels": shifts_labels(self.objective)}
         return PackedDataset(store, self._row_length, tail=tail, overlap=overlap, **options)
 
-    def prepare_share(
-        self, data: Data, source: "Corpus", split: str, cache: Path, share: "Share", progress: bool = False
-    ) -> int:
+    def prepare_share(self, data: Data, source: "Corpus", split: str, share: "Share") -> int:
         if split == "train" and self.recipe.data.streaming:
             return 0
         sources = source.sources.values() or [source]
-        return sum(self._tokenization(data, corpus, cache).make_share(share, progress) for corpus in sources)
+        return sum(self._tokenization(data, corpus).make_share(share) for corpus in sources)
 
-    def _tokenization(self, data: Data, source: "Corpus", cache: Path):
+    def _tokenization(self, data: Data, source: "Corpus"):
         """The tokenisation of a split, which makes its token store."""
         from ..data.tokenization import Tokenization
 
-        return Tokenization(source, data.tokenizer, cache, **self._marks_around())
+        return Tokenization(source, data.tokenizer, self.cache, **self._marks_around())
 
     def _marks_around(self) -> dict[str, bool]:
         """Whether bos and eos tokens stand around each document."""
@@ -193,9 +189,9 @@ def show_packed(
 class LearnsText(Learns):
     """Labels of tokens."""
 
-    def __init__(self, objective: Objective, data: Data):
-        super().__init__(objective, data)
-        self.shifts_labels = shifts_labels(objective)
+    @property
+    def shifts_labels(self) -> bool:
+        return shifts_labels(self.objective)
 
     def adapt(self, model: Any) -> None:
         """Set the tokenizer's model_max_length to the model's context if it has none, or one shorter than the rows."""
@@ -211,8 +207,6 @@ class PerplexityScores(Scores):
         self, metrics: Sequence[str], result: dict[str, float], rows: "Rows", train: "Rows | None"
     ) -> dict[str, float]:
         """Those that follow from losses, of all rows and of each part: {"perplexity": 9.5, "perplexity_a": 8}."""
-        from .perplexity import TokenLosses
-
         train = train if getattr(train, "stores", ()) else None  # streams and examples have no token store
         losses = TokenLosses(result["nll"], result["predictions"], rows, train, self.tokenizer)
         of_losses = {name: METRICS[name] for name in metrics if METRICS[name].of_losses is not None}
@@ -229,9 +223,9 @@ class PerplexityScores(Scores):
 class Continues(Answers):
     """Prompts that the model continues."""
 
-    def __init__(self, objective: Objective, data: Data):
-        super().__init__(objective, data)
-        self.finishes_on = "one" if self.recipe.evaluation.sample_prompts else "none"
+    @property
+    def finishes_on(self) -> str:
+        return "one" if self.recipe.evaluation.sample_prompts else "none"
 
     def check_prompts(self, most: int) -> None:
         prompts = self.recipe.evaluation.sample_prompts
@@ -258,3 +252,84 @@ class TextObjective(Objective):
     words = Words(step="rows x {0.sequence_length} tokens")
     compares = "tokens"
     default_metrics = ("perplexity",)
+
+
+def perplexity(nll_per_token: float) -> float:
+    """exp of the mean negative log-likelihood; infinite where that overflows."""
+    return math.exp(nll_per_token) if nll_per_token < 700 else math.inf
+
+
+@dataclass
+class TokenLosses:
+    """What the metrics are computed from. nll: summed negative log-likelihood of the `predictions` tokens of `rows`."""
+
+    nll: float
+    predictions: float
+    rows: "Rows"
+    train: "Rows | None"
+    tokenizer: Any
+
+    def perplexity(self) -> float:
+        return perplexity(self.nll / self.predictions)
+
+    def unigram_perplexity(self) -> float:
+        """Perplexity of the training text's token frequencies (add-one smoothing) on the labels of the rows.
+
+        The text of each source counts once, whatever its weight in a mixture.
+        """
+        from ..open_tokenizer import vocabulary_size
+
+        frequency, size = np.ones(vocabulary_size(self.tokenizer), dtype=np.int64), 1 << 24
+        for store in self.train.stores:
+            for start in range(0, len(store.tokens), size):  # pieces keep a large store on disk
+                piece = np.asarray(store.tokens[start : start + size])
+                frequency += np.bincount(piece, minlength=len(frequency))
+        log_probability = np.log(frequency / frequency.sum())
+        total = count = 0
+        for i in range(len(self.rows)):
+            labels = self.rows[i]["labels"].numpy()
+            labels = labels[labels != -100]
+            total -= log_probability[labels].sum()
+            count += len(labels)
+        return perplexity(total / max(1, count))
+
+    def word_perplexity(self) -> float:
+        """Perplexity per word, to compare models with different tokenizers. Words are separated by whitespace, and each
+        end of a line counts as one (WikiText-2's convention)."""
+        return perplexity(self.nll / sum(store.num_words for store in self.rows.stores))
+
+    def bits_per_pixel(self) -> float:
+        return self.nll / self.predictions / math.log(2)
+
+
+# ---- our decoders where tokens see later ones: a prefix, or a row with masks; batches hold PREFIX_MASK
+
+
+def has_encoder(facts: ModelFacts) -> bool:
+    """Whether the model is an encoder-decoder."""
+    return facts.family.has_decoder if facts.family is not None else bool(facts.config.is_encoder_decoder)
+
+
+def is_our_decoder(facts: ModelFacts) -> bool:
+    """Whether the model is one of our decoders, which can be told to read in both directions."""
+    family = FAMILIES.get(facts.config.model_type) if facts.family is None else facts.family
+    return family is not None and not family.bidirectional and not family.has_decoder
+
+
+def check_ahead(objective: Objective) -> None:
+    """Raise UserError for one of our decoders whose tokens cannot see those after them."""
+    facts, backend, kind = objective.facts, objective.recipe.model.attn_implementation, None
+    if not is_our_decoder(facts):
+        return
+    if is_flash(backend):
+        raise UserError(
+            f"model.attn_implementation={backend} hides the future from every token, and with {objective.setting} some "
+            f"see it; sdpa and eager can show it"
+        )
+    if facts.family is not None or facts.config.model_type in FAMILIES:
+        kind = one_way_kind(facts.config)
+    if kind is not None:
+        raise UserError(
+            f"model.attention_pattern holds {kind}, which reads tokens in their order, and with {objective.setting} "
+            f"some see those after them; full_attention, sliding_attention and strided_attention can"
+        )

@@ -4,7 +4,6 @@ import re
 import string
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from ..data.account import Account
@@ -151,11 +150,11 @@ class TextToText(WritingTask):
         name = labels.names[labels.classes.number(row[column], place, account)]
         return name, name
 
-    def find_classes(self, sources: dict, cache: Path) -> Answerables | None:
+    def find_classes(self, reads: ReadsExamples, sources: dict) -> Answerables | None:
         if self.settings.answers != "classes":
             return None
         column, field = label_column(self.settings)
-        labels = Answerables(Classes(field, column, sources, cache, self.settings.label_names))
+        labels = Answerables(Classes(field, column, sources, reads.cache, self.settings.label_names))
         self.check_metrics(labels.names)
         return labels
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..data.account import Account
@@ -22,12 +21,14 @@ from .answering import piped
 from .answers import Answers, FinishedModel
 from .base import TOKENS, Objective
 from .class_labels import (
+    ClassScores,
+    Judged,
     LearnsClasses,
     NamedClassSettings,
     find_classes,
     names_of_outputs,
+    texts_of_row,
 )
-from .class_scores import ClassScores, Judged, texts_of_row
 from .data import Data
 from .example_reads import ReadsExamples, stored
 from .label_values import held
@@ -86,8 +87,8 @@ class ReadsTags(ReadsExamples):
         """The words, joined by spaces."""
         return " ".join(texts_of(row, column, field, place, "word"))
 
-    def prepare(self, sources: "dict[str, Examples]", cache: Path, progress: bool, tokenizer: Any = None) -> Data:
-        data = super().prepare(sources, cache, progress, tokenizer)
+    def prepare(self, sources: "dict[str, Examples]", tokenizer: Any = None) -> Data:
+        data = super().prepare(sources, tokenizer)
         need_offsets(self.objective, data.tokenizer)
         labels, section = data.labels, self.recipe.evaluation
         if self.settings.scheme is not None:
@@ -101,8 +102,8 @@ class ReadsTags(ReadsExamples):
                 )
         return data
 
-    def _labels(self, sources: "dict[str, Examples]", cache: Path) -> TagLabels:
-        labels = find_classes(self, sources, cache, learned=self._learned, kind=TagLabels)
+    def _labels(self, sources: "dict[str, Examples]") -> TagLabels:
+        labels = find_classes(self, sources, learned=self._learned, kind=TagLabels)
         return replace(labels, scheme=self._scheme(labels.classes.names))
 
     def _scheme(self, names: list[str]) -> str:
@@ -124,9 +125,7 @@ class ReadsTags(ReadsExamples):
             )
         return [(f"{place}, tag {number}", tag) for number, tag in enumerate(value, start=1)]
 
-    def rows(
-        self, data: Data, source: "Examples", split: str, cache: Path, progress: bool = False, labelled: bool = True
-    ) -> Rows:
+    def rows(self, data: Data, source: "Examples", split: str, labelled: bool = True) -> Rows:
         """The sentences, with a label for each token, -100 where none is learned; for a teacher also WORDS.
 
         labelled: whether the sentences have tags.
@@ -143,7 +142,7 @@ class ReadsTags(ReadsExamples):
         of_spaces = ["tags of spaces"] * (split == "train") + [WORDS] * (WORDS in columns)
         words = TaggedWords(data.tokenizer, section.max_length, labels, at, learns_spaces=split == "train")
         make = partial(self._batches, data, words=words, labelled=labelled)
-        rows = stored(self, data, source, cache, columns, settings, of_spaces, make=make)
+        rows = stored(self, data, source, columns, settings, of_spaces, make=make)
         if not len(rows):
             raise UserError(f"task.tokens_field={section.tokens_field!r}: no sentence of {rows.name} has a word")
         return rows

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UserError
@@ -54,15 +53,16 @@ def tokenizer_section(objective: "Objective") -> TokenizerSection:
     return replace(section, framing=framing, sentinels=sentinels, special_tokens=[*section.special_tokens, *further])
 
 
-def train_or_load(objective: "Objective", texts: Any, cache: Path, progress: bool, given: Any = None) -> Any:
+def train_or_load(objective: "Objective", texts: Any, given: Any = None) -> Any:
     """The recipe's tokenizer, loaded, or trained on the corpus `texts`. given: replaces it, where there is one."""
     if given is not None:
         return given
+    from ..manifest import cache_folder
     from ..tokenizers.load import train_or_load_tokenizer
 
-    trust = objective.recipe.trust_remote_code
-    section = tokenizer_section(objective)
-    tokenizer = train_or_load_tokenizer(section, texts, cache, progress=progress, trust_remote_code=trust)
+    section, recipe = tokenizer_section(objective), objective.recipe
+    cache, trust = cache_folder(recipe.data.cache_dir), recipe.trust_remote_code
+    tokenizer = train_or_load_tokenizer(section, texts, cache, trust_remote_code=trust)
     if section.chat_template is not None:
         tokenizer.chat_template = chat_template_of(section.chat_template)
     if section.chat_template == "chatml_tools":  # of ours the one that writes calls: servers read them by it

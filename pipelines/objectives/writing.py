@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..data.account import Account
@@ -71,7 +70,7 @@ class WritingTask(Objective):
         text = reads.text_in(row, self.settings.target_field, "target_field", place)
         return text, text
 
-    def find_classes(self, sources: dict, cache: Path) -> Any:
+    def find_classes(self, reads: ReadsExamples, sources: dict) -> Any:
         """The classes where answers are classes (Data.labels). Raises UserError."""
         return None
 
@@ -181,17 +180,17 @@ class ReadsToWrite(ReadsExamples):
         key = task.encoding_key(labels)
         return ExampleTexts(source, render, {"texts": self.columns()} | ({"encoding": key} if key else {}))
 
-    def prepare(self, sources: dict, cache: Path, progress: bool, tokenizer: Any = None) -> Data:
+    def prepare(self, sources: dict, tokenizer: Any = None) -> Data:
         """Raises UserError for an answer that is no class, and for a tokenizer that cannot write one."""
-        labels = self.objective.find_classes(sources, cache)
-        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), cache, progress, tokenizer)
+        labels = self.objective.find_classes(self, sources)
+        tokenizer = train_or_load(self.objective, self.texts(sources["train"], labels), tokenizer)
         if tokenizer.model_max_length > UNLIMITED:
             tokenizer.model_max_length = self.settings.max_length
         check_writer(self.objective, tokenizer)
         labels = labels and labels.written_by(tokenizer, self.settings)
         return Data(self.objective, self, tokenizer, labels, sources=sources)
 
-    def rows(self, data: Data, source, split: str, cache: Path, progress: bool = False) -> Rows:
+    def rows(self, data: Data, source, split: str) -> Rows:
         """The examples as input_ids and labels (unshifted); for measuring also the raw texts."""
         settings, tokenizer, columns = self.settings, data.tokenizer, {"input_ids": "int32[]", "labels": "int32[]"}
         if split != "train":
@@ -199,7 +198,7 @@ class ReadsToWrite(ReadsExamples):
         depends = [settings.max_length, settings.most_written, list(columns)]
         depends += self.objective.encoding_key(data.labels)
         depends += [getattr(tokenizer, "tgt_lang", None), "ends once"] if has_languages(tokenizer) else []
-        return stored(self, data, source, cache, columns, depends)
+        return stored(self, data, source, columns, depends)
 
     def _batches(self, data: Data, examples, account: Account) -> Iterator[dict[str, list]]:
         pairs, task, settings = Pairs(self.settings, data.tokenizer), self.objective, self.settings
@@ -309,12 +308,11 @@ class WritesTexts(Answers):
 class TextScores(Scores):
     """Metrics of written texts."""
 
-    def of_answers(
-        self, answers: WritesTexts, finished: FinishedModel, rows: Rows, numbers: Sequence[int], train
-    ) -> Scored:
+    def of_answers(self, finished: FinishedModel, rows: Rows, numbers: Sequence[int]) -> Scored:
         """Metrics of answers; without metrics only as many rows are answered as are shown."""
         numbers = numbers if self.objective.metrics else numbers[:SAMPLES]
-        texts, (sources, references) = answers.of_rows(finished, rows, numbers), map(rows.texts, ("source", "target"))
+        texts = self.data.answers().of_rows(finished, rows, numbers)
+        sources, references = map(rows.texts, ("source", "target"))
         shown = [
             {"prompt": sources[number], "reference": references[number], "text": text}
             for number, text in zip(numbers[:SAMPLES], texts)

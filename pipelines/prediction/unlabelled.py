@@ -13,8 +13,8 @@ from ..data.documents import Limits
 from ..data.file_formats import FILE_FORMATS, FileFormat, check_opens, format_of
 from ..data.file_reader import FileReader
 from ..data.files import file_identities
+from ..data.plain_text import WholeFile, is_image_file
 from ..data.reader import SENTENCES, ExampleView, Row, check_some
-from ..data.whole_files import WholeFile, is_image_file
 from ..errors import UserError, nearest
 from ..objectives.messages import SPEAKS
 from ..recipes.schema import DataSection

@@ -17,12 +17,13 @@ from anyformer.modeling.rules.serving import ENGINES, VLLM, refusal
 from ..adapters import base_of
 from ..lazy import hub
 from ..recipes import introspection
+from ..recipes.own_settings import own_settings
+from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import write_atomically
-from ..storage.local_facts import path_name
+from ..storage.local_facts import names_only, path_name
 from ..storage.model_folder import ModelFolder, open_model_folder
 from ..words import counted
-from .objective_facts import objective_facts
-from .run_facts import SIZES, RunFacts, validated_on
+from .run_facts import SIZES, RunFacts, objective_facts, validated_on
 
 MARKER = "<!-- anyformer wrote this card and will write it again; delete this line to keep changes of yours -->"
 CURVE = "loss.png"  # of the run, where it was drawn (reporting/figures.py)
@@ -58,10 +59,7 @@ class Kind:
 # The first kind that fits a config counts.
 KINDS = (
     Kind(
-        "ForCausalLM",
-        "A model of images as rows of pixels",
-        "AutoModelForCausalLM",
-        config_field="output_vocab_size",
+        "ForCausalLM", "A model of images as rows of pixels", "AutoModelForCausalLM", config_field="output_vocab_size"
     ),
     Kind("ForCausalLM", "A causal language model", "AutoModelForCausalLM", "text-generation"),
     Kind("LMHeadModel", "A causal language model", "AutoModelForCausalLM", "text-generation"),
@@ -73,10 +71,7 @@ KINDS = (
     Kind("ForMultipleChoice", "A chooser among texts", "AutoModelForMultipleChoice"),
     Kind("ForImageClassification", "An image classifier", "AutoModelForImageClassification", "image-classification"),
     Kind(
-        "ForMaskedImageModeling",
-        "A masked image model",
-        "AutoModelForMaskedImageModeling",
-        "image-feature-extraction",
+        "ForMaskedImageModeling", "A masked image model", "AutoModelForMaskedImageModeling", "image-feature-extraction"
     ),
     Kind("ForConditionalGeneration", "A sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
     Kind("MTModel", "A sequence-to-sequence model", "AutoModelForSeq2SeqLM"),
@@ -84,11 +79,7 @@ KINDS = (
 
 
 def write_model_card(
-    folder: Path | str,
-    *,
-    repo_id: str | None = None,
-    license: str | None = None,
-    name: str | None = None,
+    folder: Path | str, *, repo_id: str | None = None, license: str | None = None, name: str | None = None
 ) -> Path:
     """Write README.md of a saved model and return its path.
 
@@ -99,8 +90,7 @@ def write_model_card(
         license: licence of the weights; None: the recipe's `publish.license`, else none is named.
         name: the model's; None: that of the repository or the folder.
 
-    Raises:
-        UserError: `folder` holds no saved model, or a file in it is damaged.
+    Raises UserError: `folder` holds no saved model, or a file in it is damaged.
     """
     model = open_model_folder(folder)
     card = model.path / "README.md"
@@ -164,6 +154,9 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
     objective = objective_facts(facts.recipe)
     example, options = objective.words.example(facts.section("task") or facts.section("objective"))
     picture, splits, run = objective.words.picture, facts.splits, facts.run
+    teacher, public = facts.section("teacher").get("name_or_path"), names_only(facts.recipe)
+    files = [source.get("files") or [] for source in facts.sources]
+    files = [[of] if isinstance(of, str) else of for of in files]
     parameters = (model.is_adapter and run.get("parameters")) or model.parameter_count()
     return {
         "kind": _kind(model.config),
@@ -178,14 +171,14 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
         "has_tokenizer": (model.path / "tokenizer_config.json").is_file(),
         "has_image_processor": (model.path / "preprocessor_config.json").is_file(),
         "recipe": {key: facts.recipe.get(key) for key in ("name", "description")},
-        "own_recipe_text": facts.own_recipe_text,
-        "recipe_text": facts.public_recipe_text,
+        "own_recipe_text": format_yaml(own_settings(public)) if public else None,
+        "recipe_text": facts.recipe_text if public == facts.recipe else format_yaml(public),
         "has_recipe": (model.path / "recipe.yaml").is_file(),
-        "base_model": facts.base_model,
-        "teacher": facts.teacher,
+        "base_model": facts.base_model and path_name(facts.base_model),
+        "teacher": teacher and path_name(teacher),
         "is_converted": "converted_from" in run,
         "to_family": run.get("to_family"),
-        "local_files": [f"`{name.replace('`', '')}`" for name in facts.local_files],
+        "local_files": [f"`{Path(file).name.replace('`', '')}`" for of in files for file in of],
         "objective": objective,
         "example_input": example,
         "call_options": "".join(f", {name}={python(value)}" for name, value in options.items()),
@@ -208,9 +201,9 @@ def _values(model: ModelFolder, facts: RunFacts) -> dict[str, Any]:
 
 def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | None):
     """The card's YAML header, as the Hub reads it."""
-    words = objective_facts(facts.recipe).words
+    words, base = objective_facts(facts.recipe).words, facts.base_model
     task = words.hub_task or _kind(model.config).task
-    datasets = facts.hub_datasets
+    datasets = sorted(filter(facts.is_on_hub, {source.get("dataset") or "" for source in facts.sources}))
     source = datasets[0] if len(facts.sources) == 1 and datasets else None  # the Hub data set that all text is from
     # (type and name of the data, split, metric, value); the Hub distinguishes results by type and split.
     rows = [
@@ -237,15 +230,10 @@ def _metadata(model: ModelFolder, facts: RunFacts, name: str, license: str | Non
         library_name="peft" if model.is_adapter else "transformers",
         pipeline_tag=task,
         license=license,
-        base_model=facts.hub_base_model,
+        base_model=base if base and facts.is_on_hub(base) else None,
         datasets=datasets or None,
         metrics=sorted({score.metric_type for score in scores} - {"loss", "word_perplexity"}) or None,
-        tags=[
-            "anyformer",
-            *family,
-            *words.hub_tags,
-            *(["lora"] if model.is_adapter else []),
-        ],
+        tags=["anyformer", *family, *words.hub_tags, *(["lora"] if model.is_adapter else [])],
         model_name=name if scores else None,
         eval_results=scores or None,
     )

@@ -24,22 +24,14 @@ from ..storage.model_folder import ModelFolder, open_model_folder
 from ..storage.record import of_its_model
 from ..words import counted
 from .model_card import MARKER, is_own_card, render_model_card, write_model_card
-from .objective_facts import objective_facts
-from .run_facts import RunFacts
+from .run_facts import RunFacts, objective_facts
 
 # Files of the modules that sentence-transformers adds to a model.
 MODULE_FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 MODULE_FOLDERS = "[0-9]_*"
 # Files published beside weights, code, card and its picture. No others: checkpoints, optimizer states, pickles, logs.
 PUBLISHED = [
-    *(
-        "config.json",
-        ADAPTER_CONFIG,
-        ADAPTED_CONFIG,
-        "generation_config.json",
-        "recipe.yaml",
-        "run.json",
-    ),
+    *("config.json", ADAPTER_CONFIG, ADAPTED_CONFIG, "generation_config.json", "recipe.yaml", "run.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
     *("vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
     *("preprocessor_config.json", "processor_config.json", "LICENSE*", "NOTICE*"),
@@ -137,8 +129,7 @@ def listing(contents: dict[str, Path | bytes]) -> str:
 def prepare_folder(folder: Path | str) -> None:
     """Write into a saved model's folder what it lacks: code files and the model card.
 
-    Raises:
-        UserError: the folder cannot be published, as in `publish`.
+    Raises UserError: the folder cannot be published, as in `publish`.
     """
     model = open_model_folder(folder)
     for name, file in model.code_files().items():
@@ -150,8 +141,7 @@ def prepare_folder(folder: Path | str) -> None:
 def resolve_repo_id(repo_id: str) -> str:
     """Return `repo_id` as owner/name, after asking the Hub who is logged in; one request, made before a run trains.
 
-    Raises:
-        UserError: the id is malformed, nobody is logged in, or the Hub cannot be reached.
+    Raises UserError: the id is malformed, nobody is logged in, or the Hub cannot be reached.
     """
     try:
         hub.utils.validate_repo_id(repo_id)
@@ -175,8 +165,7 @@ def files_to_publish(model: ModelFolder) -> dict[str, Path | bytes]:
 
     The card is not among them.
 
-    Raises:
-        UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
+    Raises UserError: weights are damaged, code is missing, or a text file holds an access token of the Hub.
     """
     facts = RunFacts.read(model.path)
     if model.is_adapter and not facts.is_on_hub(base_of(model.path)):

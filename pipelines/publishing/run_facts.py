@@ -3,15 +3,17 @@
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..adapters import weights_identity
 from ..manifest import read_json
-from ..recipes.own_settings import own_settings
+from ..plugins import OBJECTIVES
+from ..recipes.row_words import Words
 from ..recipes.secrets import without_signatures
 from ..recipes.strict_yaml import format_yaml, parse_yaml
 from ..storage.checkpoints import RUN_FILE
-from ..storage.local_facts import names_only, path_name
+from ..storage.local_facts import path_name
 from ..storage.record import Record, data_identity, of_its_model
 
 SIZES = ("documents", "examples", "tokens", "bytes")  # of a split, as run.json names them
@@ -19,6 +21,8 @@ BUILT_IN = {
     "stdlib": "the Python standard library, sources and documentation",
     "stdlib_code": "the Python standard library, sources and documentation, without its tables of data",
 }
+# The most common values, for a recipe that names no registered objective.
+UNKNOWN = SimpleNamespace(words=Words(), unused_weights=())
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,7 @@ class RunFacts:
     def read(cls, folder: Path) -> "RunFacts":
         """Facts from recipe.yaml and run.json; a checkpoint has both in one file.
 
-        Raises:
-            UserError: one of the files is damaged.
+        Raises UserError: one of the files is damaged.
         """
         run = {}
         for name in ("run.json", RUN_FILE):
@@ -61,37 +64,19 @@ class RunFacts:
         return value if isinstance(value, dict) else {}
 
     @property
-    def public_recipe_text(self) -> str | None:
-        """The recipe as it may be published: folders of the training machine are replaced by their names."""
-        public = names_only(self.recipe)
-        return self.recipe_text if public == self.recipe else format_yaml(public)
-
-    @property
-    def own_recipe_text(self) -> str | None:
-        """The settings that neither the recipe's preset nor a default gives, as YAML, with folders replaced, too."""
-        return format_yaml(own_settings(names_only(self.recipe))) if self.recipe else None
-
-    @property
     def base_model(self) -> str | None:
-        """What the model was fine-tuned or converted from: a repository's id, or the name of a folder."""
-        name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return path_name(name) if isinstance(name, str) else None
-
-    @property
-    def teacher(self) -> str | None:
-        """The model whose answers it learned from: a repository's id, or the name of a folder."""
-        name = self.section("teacher").get("name_or_path")
-        return path_name(name) if isinstance(name, str) else None
-
-    @property
-    def hub_base_model(self) -> str | None:
-        """The id of the base model, if it is on the Hub."""
-        name = self.run.get("converted_from") or self.section("model").get("name_or_path")
-        return name if isinstance(name, str) and self.is_on_hub(name) else None
+        """What the model was fine-tuned or converted from: a repository's id, or a folder."""
+        return self.run.get("converted_from") or self.section("model").get("name_or_path")
 
     def is_on_hub(self, name: str) -> bool:
-        """Whether a name is that of a repository on the Hub: as the run found it, wherever this is asked."""
-        return is_on_hub(name, self.run.get("local"))
+        """Whether a name is that of a repository on the Hub, and not of a folder of the machine that trained.
+
+        Where the run does not say which names were folders, those that exist here count.
+        """
+        local = self.run.get("local")
+        is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
+        is_folder = Path(name).exists() if local is None else name in local
+        return bool(is_id) and not is_folder and not name.startswith("runs/")
 
     @property
     def sources(self) -> list[dict[str, Any]]:
@@ -117,21 +102,6 @@ class RunFacts:
         names = "; ".join([*named, *filter(None, map(_source_name, public))])
         derived = dict.fromkeys(data["derive"] for data in self.data_sections if data.get("derive"))
         return f"{names} ({', '.join(derived)})" if derived else names
-
-    @property
-    def local_files(self) -> list[str]:
-        """Names of the local files that the run read."""
-        names = []
-        for source in self.sources:
-            files = source.get("files") or []
-            names += [Path(file).name for file in ([files] if isinstance(files, str) else files)]
-        return names
-
-    @property
-    def hub_datasets(self) -> list[str]:
-        """Ids of the data sets on the Hub that the run read, without local folders that `load_dataset` reads."""
-        named = {source.get("dataset") or "" for source in self.sources}
-        return sorted(name for name in named if self.is_on_hub(name))
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
@@ -164,6 +134,12 @@ class RunFacts:
     @property
     def samples(self) -> list[dict[str, str]]:
         return [s for s in self.run.get("samples") or [] if isinstance(s, dict) and s.get("text")]
+
+
+def objective_facts(recipe: dict[str, Any]) -> Any:
+    """The class of a saved recipe's objective or task, whose attributes are the facts; else UNKNOWN."""
+    section = recipe.get("task") or recipe.get("objective")
+    return (OBJECTIVES.get(section.get("name")) if isinstance(section, dict) else None) or UNKNOWN
 
 
 def validated_on(run: dict[str, Any]) -> str:
@@ -210,13 +186,3 @@ def _source_name(source: dict[str, Any]) -> str | None:
         words = (path_name(source["dataset"]), source.get("config_name"), f"split {source.get('split', 'train')}")
         return ", ".join(filter(None, words))
     return None
-
-
-def is_on_hub(name: str, local: list[str] | None = None) -> bool:
-    """Whether a name is that of a repository on the Hub; a folder, or a path in runs/, is none.
-
-    local: names of folders where the run was made; None: not known, so folders that exist here count.
-    """
-    is_id = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", name)
-    is_folder = Path(name).exists() if local is None else name in local
-    return bool(is_id) and not is_folder and not name.startswith("runs/")

@@ -16,11 +16,9 @@ def publish_trajectory(
 
     AutoModel.from_pretrained(repo_id, revision="step-1000") loads one. Publishing again replaces the branches.
 
-    Args:
-        by: steps, for branches such as step-1000; words, for 10M-words: words of the training text seen so far.
+    by: steps, for branches such as step-1000; words, for 10M-words: words of the training text seen so far.
 
-    Raises:
-        UserError: no checkpoint, a damaged one, or words that the run has not counted; and as `publish`.
+    Raises UserError: no checkpoint, a damaged one, or words that the run has not counted; and as `publish`.
     """
     run = open_model_folder(folder)
     checkpoints = list_checkpoints(run.path)[::-1]

@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from anyformer.modeling.rules.legality import check_legal
+
 from ..errors import UserError, did_you_mean
+from .introspection import bounds_of, family_config
 from .schema import Recipe
-from .types import show
+from .types import show, within_bounds
 
 CHANNELS = ("intermediate_size", "embedding_size", "moe_intermediate_size")  # they grow in proportion to the width
 SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", *CHANNELS)
@@ -55,8 +58,7 @@ def base_fields(recipe: Recipe) -> dict[str, Any]:
     if not {"hidden_size", "num_hidden_layers"} & base.keys():
         raise UserError(f"{FIELD}={show(base)} says no size; set hidden_size, num_hidden_layers or both")
     for name, value in base.items():
-        if value < 1:
-            raise UserError(f"{FIELD}.{name}={value} must be at least 1")
+        within_bounds(value, bounds_of(at_least=1), f"{FIELD}.{name}")
     width = base.get("hidden_size")
     wanted_by = f"{FIELD}.hidden_size is compared with it"
     narrow = {} if width is None else in_width(fields, width, f"{FIELD}.hidden_size", wanted_by)
@@ -87,10 +89,6 @@ def multipliers(config, base) -> dict[str, float]:
 
 def check_transfer(recipe: Recipe, config) -> None:
     """Raise UserError if training.transfer cannot be used. config: the model's as a namespace; None: a checkpoint."""
-    from anyformer.modeling.rules.legality import check_legal
-
-    from .introspection import family_config
-
     optim = recipe.training.optim
     if config is None:
         raise UserError("training.transfer is of fresh weights, not those of model.name_or_path; remove one of them")

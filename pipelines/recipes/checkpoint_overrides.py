@@ -3,14 +3,15 @@
 All other fields must stay as they were when the weights were trained.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from anyformer.modeling.rules.legality import POOLER_TYPES
 from anyformer.modeling.rules.parts import ROPE_TYPES
 
 from ..errors import UserError, did_you_mean
 from .checks import check_rope_keys
-from .types import convert
+from .introspection import bounds_of
+from .types import convert, within_bounds
 
 # The keys that each kind of scaling needs; rope_theta is the checkpoint's unless it is set.
 ROPE_NEEDS = {
@@ -26,17 +27,11 @@ def checkpoint_field(name: str, value: Any) -> Any:
     """Return the checked value of the field `model.NAME` beside `model.name_or_path`, or raise UserError."""
     where = f"model.{name}"
     if name == "max_position_embeddings":
-        value = convert(value, int, where)
-        if value < 1:
-            raise UserError(f"{where}={value} must be at least 1")
-        return value
+        return within_bounds(convert(value, int, where), bounds_of(at_least=1), where)
     if name == "rope_parameters":
         return _rope_parameters(convert(value, dict, where), where)
     if name == "pooler_type":
-        value = convert(value, str, where)
-        if value not in POOLER_TYPES:
-            raise UserError(f"{where}={value!r} is not known{did_you_mean(value, POOLER_TYPES)}")
-        return value
+        return convert(value, Literal[tuple(POOLER_TYPES)], where)
     if "drop" not in name:  # dropout depends on the training, not on the weights
         raise UserError(
             f"{where} cannot be set with model.name_or_path; a checkpoint has its own (dropout, pooler_type, "
@@ -47,9 +42,7 @@ def checkpoint_field(name: str, value: Any) -> Any:
 
 def _rope_parameters(value: dict, where: str) -> dict:
     check_rope_keys(value, where)
-    rope_type = value.get("rope_type")
-    if rope_type not in ROPE_TYPES:
-        raise UserError(f"{where}.rope_type={rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}")
+    rope_type = convert(value.get("rope_type"), Literal[tuple(ROPE_TYPES)], f"{where}.rope_type")
     missing = [key for key in ROPE_NEEDS.get(rope_type, ()) if key not in value]
     if missing:
         raise UserError(f"{where}.{missing[0]} is not set; rope_type={rope_type!r} needs {' and '.join(missing)}")
@@ -59,8 +52,7 @@ def _rope_parameters(value: dict, where: str) -> dict:
 def with_fields(config, fields: dict[str, Any], name: str):
     """The config of the checkpoint `name` with a recipe's `fields` in it; a new object where positions change.
 
-    Raises:
-        UserError: the checkpoint has no such dropout or pooling, or positions that cannot be stretched.
+    Raises UserError: the checkpoint has no such dropout or pooling, or positions that cannot be stretched.
     """
     fields = dict(fields)
     positions = {key: fields.pop(key) for key in ("rope_parameters", "max_position_embeddings") if key in fields}

@@ -8,6 +8,9 @@ import re
 from types import SimpleNamespace
 from typing import Any
 
+from anyformer.modeling.rules.legality import check_legal
+from anyformer.modeling.rules.parts import rope_parameters_of
+
 from ..backends import check_attention, check_backends, check_experts
 from ..errors import UnknownName, UserError, did_you_mean, nearest
 from ..metrics import of_validations
@@ -55,7 +58,7 @@ OWNED_ARGUMENTS = {
         "use training.warmup_steps; below 1 it is a share of all steps": ("warmup_ratio",),
         "use training.seed, the one seed": ("data_seed",),
         "SIGTERM always saves a checkpoint": ("enable_jit_checkpoint",),
-        "use training.parallelism": ("parallelism_config",),
+        "use training.parallelism, such as {dp_shard: 8} for FSDP2": ("parallelism_config", "fsdp", "fsdp_config"),
         "set publish.repo_id: the finished model is published once, with its card": (
             "push_to_hub",
             "hub_model_id",
@@ -99,7 +102,6 @@ SCHEDULE_BOUNDS = {
 READ_WITH = {
     "dataloader_prefetch_factor": "dataloader_num_workers",
     "dataloader_persistent_workers": "dataloader_num_workers",
-    "fsdp_config": "fsdp",
     "gradient_checkpointing_kwargs": "gradient_checkpointing",
     "liger_kernel_config": "use_liger_kernel",
 }
@@ -168,10 +170,7 @@ def _check_parallelism(recipe: Recipe) -> None:
 def _check_derived(objective) -> None:
     """Raise UserError for settings of examples, cleaning or derived data that do not apply to the objective's data."""
     for data in sections_of(objective):
-        why = (
-            f"has no effect with {objective.setting}; it belongs to labelled examples and images, and documents that "
-            f"cannot be used are skipped and counted anyway"
-        )
+        why = f"has no effect with {objective.setting}; documents that cannot be used are skipped and counted anyway"
         check_beside("data", data, [("bad_rows=", reads_text(objective), why)])
         _check_parts(objective, data)
         if data.clean is not None:
@@ -213,7 +212,7 @@ def _check_heads(recipe: Recipe, objective) -> None:
     if fields.get("add_cross_attention"):
         raise UserError(
             "model.add_cross_attention=true attends to an encoder, which a recipe does not give; family seq2seq has "
-            "both, and docs/composites.md joins two models"
+            "both, and docs/convert.md joins two models"
         )
     modules = fields.get("num_nextn_predict_layers")
     smoothing = recipe.training.extra.get("label_smoothing_factor")
@@ -233,8 +232,8 @@ def _check_training(recipe: Recipe) -> None:
     if training.max_steps != -1 and training.max_steps < 1:
         raise UserError(f"training.max_steps={training.max_steps} must be at least 1, or -1 for num_train_epochs")
     for field, known, added in (
-        ("optim", {*ROWS, *introspection.optimizer_names()}, OPTIMIZERS),
-        ("lr_scheduler_type", {"wsd", *introspection.schedule_names()}, SCHEDULES),
+        ("optim", {*ROWS, *introspection.enum_values("training_args.py", "OptimizerNames")}, OPTIMIZERS),
+        ("lr_scheduler_type", {"wsd", *introspection.enum_values("trainer_utils.py", "SchedulerType")}, SCHEDULES),
     ):
         name = getattr(training, field)
         if name not in known and name not in added:
@@ -273,11 +272,10 @@ def _check_training(recipe: Recipe) -> None:
             training.lora is not None,
             "has no effect with training.lora, which freezes the checkpoint; keep one",
         ),
+        ("fp16=", training.bf16 is True, "and training.bf16=true exclude each other; keep one"),
         ("ema_warmup", training.ema_decay is None, "has no effect without training.ema_decay, such as 0.999; set both"),
     ]
     check_beside("training", training, rows)
-    if training.bf16 is True and training.extra.get("fp16"):
-        raise UserError("training.bf16=true and training.fp16=true exclude each other; keep one")
 
 
 def check_schedule(training: TrainingSection, total: int) -> None:
@@ -334,12 +332,7 @@ def _check_evaluation(recipe: Recipe, objective) -> None:
     if section.best_metric is not None:
         known = ["loss", *of_validations(objective), *objective.metrics_of_answers()]
         known += [MINIMAL_PAIRS] if section.minimal_pairs is not None else []
-        if section.best_metric in section.metrics and section.best_metric not in known:
-            raise UserError(
-                f"evaluation.best_metric={section.best_metric!r} is measured on the finished model alone; validations "
-                f"during training measure {', '.join(known)}"
-            )
-        if section.best_metric not in known:
+        if section.best_metric not in known:  # metrics of whole splits are measured on the finished model alone
             raise UserError(
                 f"evaluation.best_metric={section.best_metric!r} is not measured during training"
                 f"{did_you_mean(section.best_metric, known)}"
@@ -384,9 +377,6 @@ def check_token_ids(fields: dict[str, Any], size: int | None) -> None:
 
 def check_model(recipe: Recipe) -> None:
     """Run the legality table of modeling/rules/legality.py over the recipe's model."""
-    from anyformer.modeling.rules.legality import check_legal
-    from anyformer.modeling.rules.parts import rope_parameters_of
-
     check_attention(recipe.model.attn_implementation)
     check_experts(recipe.model.experts_implementation)
     config = config_namespace(recipe)

@@ -38,8 +38,7 @@ def load_preset(name_or_path: str) -> tuple[str, dict[str, Any]]:
 
     The keys of PRESET_FACTS, which only listings use, are left out.
 
-    Raises:
-        UserError: no such preset, or a key the family's config does not have.
+    Raises UserError: no such preset, or a key the family's config does not have.
     """
     data, _ = read_yaml_file(name_or_path, "models", "model.preset")
     data = {key: value for key, value in data.items() if key not in PRESET_FACTS}

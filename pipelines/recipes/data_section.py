@@ -178,10 +178,7 @@ def _check_source(source: SourceSection, path: str, mixture: list[MixtureSource]
     try:
         codecs.getincrementaldecoder(source.encoding)("surrogateescape").decode("a text".encode(source.encoding), True)
     except (LookupError, ValueError):  # ValueError: idna, a codec for host names
-        raise UserError(
-            f"{path}.encoding={show(source.encoding)} is no encoding that Python knows, such as utf-8, latin-1, cp1252 "
-            f"or utf-16"
-        ) from None
+        raise UserError(f"{path}.encoding={show(source.encoding)} is none of Python's; utf-8 and cp1252 are") from None
     files = [getattr(source, name, None) for name in ("files", "validation_files", "test_files")]
     of_hub = [name for name in ("config_name", "revision", "validation_split", "test_split") if hasattr(source, name)]
     rows = [(f"{name}=", source.dataset is None, f"has no effect without {path}.dataset") for name in of_hub]

@@ -5,19 +5,12 @@ Standard library only, so that a launcher and a plan can read them.
 
 import json
 import os
-from importlib import resources
 from pathlib import Path
 
 from ..errors import UserError, did_you_mean
-from .recipe_files import text_of
+from .recipe_files import shipped, text_of
 from .schema import TrainingSection
 from .types import show
-
-
-def shipped_deepspeed() -> dict:
-    """{name: file} of the shipped configurations in configs/deepspeed."""
-    folder = resources.files("anyformer.configs") / "deepspeed"
-    return {f.name.removesuffix(".json"): f for f in folder.iterdir() if f.name.endswith(".json")}
 
 
 def deepspeed_config(value):
@@ -27,11 +20,11 @@ def deepspeed_config(value):
     """
     if not isinstance(value, str) or os.path.isfile(value):
         return value
-    shipped = shipped_deepspeed()
-    if value in shipped:
-        return str(shipped[value])
+    known = shipped("deepspeed", ".json")
+    if value in known:
+        return str(known[value])
     if not os.path.exists(value):
-        raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, shipped)}")
+        raise UserError(f"training.deepspeed={value!r} is neither a file nor shipped{did_you_mean(value, known)}")
     return value
 
 

@@ -4,6 +4,7 @@ from dataclasses import fields
 from functools import cache
 
 from ..aliases import ALIASES
+from ..plugins import OBJECTIVES
 from . import introspection, schema
 
 
@@ -25,8 +26,6 @@ def families_with(name: str) -> list[str]:
 @cache
 def _sections() -> dict[str, set[str]]:
     """The settings of each section; the sections that are likelier meant come first."""
-    from ..plugins import OBJECTIVES
-
     learned = {
         section: [cls.Settings for _, cls in OBJECTIVES.items() if cls.section == section] for section in schema.LEARNED
     }

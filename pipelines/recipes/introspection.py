@@ -6,6 +6,7 @@ importing either costs seconds; parsing them costs milliseconds.
 
 import ast
 import importlib.util
+import json
 from collections.abc import Iterable
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from functools import cache
@@ -25,11 +26,7 @@ PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "list": lis
 
 def show(value: Any) -> str:
     """Return `value` as a recipe writes it, for errors and logs: shortened, and without signatures of URLs."""
-    text = (
-        {True: "true", False: "false", None: "null"}[value]
-        if value is None or value is True or value is False
-        else without_signatures(repr(value))
-    )
+    text = json.dumps(value) if isinstance(value, bool | None) else without_signatures(repr(value))
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -158,15 +155,6 @@ def class_texts(paths: tuple[str, ...], name: str) -> list[str]:
     return [text for base in bases for text in class_texts(paths, base)] + [ast.get_docstring(node) or ""]
 
 
-def class_constants(paths: tuple[str, ...], name: str) -> dict[str, Any]:
-    """Return `NAME = literal` of a class body: the members of an enum, a config's model_type."""
-    constants = {}
-    for row in _classes(paths)[name].body:
-        if isinstance(row, ast.Assign) and isinstance(row.targets[0], ast.Name) and isinstance(row.value, ast.Constant):
-            constants[row.targets[0].id] = row.value.value
-    return constants
-
-
 def _transformers_file(name: str) -> tuple[str]:
     # find_spec locates a top-level package without importing it.
     return (str(Path(importlib.util.find_spec("transformers").origin).parent / name),)
@@ -216,14 +204,10 @@ def training_argument_fields() -> dict[str, SourceField]:
     return class_fields(_transformers_file("training_args.py"), "TrainingArguments")
 
 
-def optimizer_names() -> set[str]:
-    """Return the values `TrainingArguments.optim` takes."""
-    return set(class_constants(_transformers_file("training_args.py"), "OptimizerNames").values())
-
-
-def schedule_names() -> set[str]:
-    """Return the values `TrainingArguments.lr_scheduler_type` takes."""
-    return set(class_constants(_transformers_file("trainer_utils.py"), "SchedulerType").values())
+def enum_values(file: str, name: str) -> set[str]:
+    """The values of an enum in a file of transformers: those that an argument such as `optim` takes."""
+    rows = _classes(_transformers_file(file))[name].body
+    return {row.value.value for row in rows if isinstance(row, ast.Assign) and isinstance(row.value, ast.Constant)}
 
 
 @cache

@@ -5,15 +5,9 @@ module imports only the standard library, because recipes are checked with it.
 """
 
 import pkgutil
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ..plugins import OPTIMIZERS
-
-if TYPE_CHECKING:
-    import torch
-    from transformers import TrainingArguments
 
 FUSED = "adamw_torch_fused"
 
@@ -26,7 +20,7 @@ class Optimizer:
         name: the value of training.optim.
         runs_as: the value of TrainingArguments.optim in place of a name that transformers does not know.
         meaning: the explanation of such a name in the help of training.optim.
-        code: "module:class" of an OwnOptimizer, imported when a run begins; None: transformers builds the optimizer.
+        code: "module:class" of what builds it, such as Muon, imported when a run begins; None: transformers does.
         elementwise: whether it updates each element of a weight independently, so that weights can be split anywhere.
         whole_matrices: whether its step needs whole matrices; DeepSpeed, which flattens weights, never has them.
         gathers: whether it assembles matrices that are sharded as DTensor (engines/split_matrices.py).
@@ -77,39 +71,6 @@ ROWS = {
 RATES = {field: word for row in ROWS.values() for field, word in row.rates.items()}
 
 
-class OwnOptimizer(ABC):
-    """Base class of the optimizers that anyformer itself builds; a subclass implements `build`.
-
-    Its settings are training.optim_args (`section.extra`) or fields of TrainingSection.
-
-    Args:
-        row: the optimizer's row. section: the training section of the recipe.
-    """
-
-    def __init__(self, row: Optimizer, section):
-        self.row, self.section = row, section
-
-    @abstractmethod
-    def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> "torch.optim.Optimizer":
-        """Return the optimizer of the model's trainable parameters; those named in `decayed` have weight decay."""
-
-    def state_bytes(self, model) -> int:
-        """Bytes of the optimizer's state for all trained parameters."""
-        return (self.row.bytes_per_parameter or 0) * model.num_parameters(only_trainable=True)
-
-    def words(self) -> str:
-        """The optimizer's name and settings, as printed when a run begins."""
-        return self.row.name
-
-    def describe(self, model) -> str | None:
-        """One line about what it does with this model; None: there is nothing to say."""
-        return None
-
-    def rates_of(self, optimizer: "torch.optim.Optimizer") -> dict[str, float]:
-        """{name in the log: current learning rate}; {}: all groups have the rate of the first."""
-        return {}
-
-
 def optimizer_of(name: str) -> Optimizer:
     """The row of `training.optim`; if there is none, a row with nothing but the name."""
     if name in ROWS:
@@ -117,7 +78,7 @@ def optimizer_of(name: str) -> Optimizer:
     return Optimizer(name, FUSED if name in OPTIMIZERS else None)
 
 
-def own_optimizer(section) -> OwnOptimizer | None:
-    """The OwnOptimizer of a training section; None: transformers builds the optimizer."""
-    row = optimizer_of(section.optim)
-    return None if row.code is None else pkgutil.resolve_name(row.code)(row, section)
+def own_optimizer(section):
+    """What builds the optimizer of a training section and tells of it, such as Muon; None: transformers builds it."""
+    code = optimizer_of(section.optim).code
+    return None if code is None else pkgutil.resolve_name(code)(section)

@@ -11,19 +11,15 @@ from .data_section import sections_of
 from .introspection import check_beside
 from .optimizer_rows import optimizer_of
 from .schema import ParallelismSettings, Recipe, TrainingSection
-from .types import show
 
 FIELD = "training.parallelism"
 SHARDED = ("dp_replicate", "dp_shard")  # they split weights, not the computation of a row
-OF_GATHERS = ("fsdp_mixed_precision", "fsdp_cpu_offload")  # settings of FSDP2, by transformers' names for them
-COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp", "cp")  # their product is the number of processes
+COUNTED = ("dp_replicate", "dp_shard", "tp", "pp", "sp")  # their product is the number of processes
 APART = {  # settings that are not wired beside others
-    "pp": ("dp_replicate", "dp_shard", "tp", "sp", "cp", "ep"),
-    "sp": ("tp", "ep", "cp"),
-    "cp": ("tp", "ep", "sp"),
+    "pp": ("dp_replicate", "dp_shard", "tp", "sp", "ep"),
+    "sp": ("tp", "ep"),
 }
-# Values of --launch: transformers' device mesh, DeepSpeed for sp (Ulysses), accelerate's FSDP2 for cp (ring attention).
-MESH, ULYSSES, RING = "mesh", "zero3", "fsdp2"
+MESH, ULYSSES = "mesh", "zero3"  # values of --launch: transformers' device mesh, DeepSpeed for sp
 
 
 def processes_of(settings: ParallelismSettings) -> int:
@@ -32,19 +28,17 @@ def processes_of(settings: ParallelismSettings) -> int:
 
 def sharing_rows(settings: ParallelismSettings | None) -> int:
     """The number of processes that read the same rows."""
-    return 1 if settings is None else settings.tp * settings.pp * settings.sp * settings.cp
+    return 1 if settings is None else settings.tp * settings.pp * settings.sp
 
 
 def reading_together(settings: ParallelismSettings | None) -> int:
-    """The number of processes whose loaders give the same batch; those of sp and cp get different parts of it."""
+    """The number of processes whose loaders give the same batch; those of sp get different parts of it."""
     return 1 if settings is None else settings.tp * settings.pp
 
 
 def engine_of(settings: ParallelismSettings) -> str:
-    """The engine that the settings need: MESH, ULYSSES or RING."""
-    if settings.sp > 1:
-        return ULYSSES
-    return RING if settings.cp > 1 else MESH
+    """The engine that the settings need: MESH or ULYSSES."""
+    return ULYSSES if settings.sp > 1 else MESH
 
 
 def words_of(settings: ParallelismSettings) -> str:
@@ -92,7 +86,7 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
             raise UserError(f"{words}: {name} is not wired beside {beside[0]}; set one of them to 1")
     gathers = engine_of(settings) == MESH and settings.dp_shard * settings.dp_replicate > 1
     why = "goes with dp_shard or dp_replicate under --launch mesh"
-    check_beside(FIELD, settings, [(f"{name}=", not gathers, why) for name in OF_GATHERS])
+    check_beside(FIELD, settings, [("fsdp_cpu_offload=", not gathers, why)])
     rows = training.per_device_train_batch_size
     if settings.pp > 1 and rows < settings.pp:
         raise UserError(f"training.per_device_train_batch_size={rows} is less than the stages of {words}; raise it")
@@ -100,44 +94,38 @@ def _check_one_another(settings: ParallelismSettings, training: TrainingSection)
         raise UserError(f"{words}: DeepSpeed has no dp_replicate; count all processes beside sp in dp_shard")
 
 
-def _check_lora(settings: ParallelismSettings, words: str, merges: bool) -> None:
-    """Raise UserError for LoRA with anything but FSDP2, which splits the frozen weights but not the adapter."""
-    for name in (*COUNTED, "ep"):
-        if name not in SHARDED and getattr(settings, name) > 1:
-            raise UserError(
-                f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} asks for {name}"
-            )
-    if merges:
-        raise UserError(f"training.lora.merge=true needs whole weights, and {words} shares them; use anyformer merge")
-
-
 def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
     training = recipe.training
     words = f"{FIELD}={words_of(settings)}"
     kind = engine_of(settings)
-    deepspeed = training.extra.get("deepspeed")
-    fsdp = training.extra.get("fsdp")
-    if deepspeed is not None and kind != ULYSSES:
-        raise UserError(f"{words} and training.deepspeed={show(deepspeed)} exclude each other; set one of them to null")
-    if fsdp and kind != RING:
-        raise UserError(f"{words} and training.fsdp={show(fsdp)} exclude each other; set one of them to null")
+    other = f"and {words} exclude each other; set one of them to null"
+    check_beside("training", training, [("deepspeed=", kind != ULYSSES, other)])
     optimizer = optimizer_of(training.optim)
     if not (optimizer.elementwise or optimizer.gathers):
         raise UserError(f"training.optim={training.optim} looks at whole matrices, which {words} shares; set adamw")
     if training.lora is not None:
-        _check_lora(settings, words, training.lora.merge)
+        odd = [name for name in (*COUNTED, "ep") if name not in SHARDED and getattr(settings, name) > 1]
+        if odd:  # FSDP2 splits the frozen weights but not the adapter
+            raise UserError(f"training.lora goes with dp_shard and dp_replicate of {FIELD} alone; {words} has {odd[0]}")
+        if training.lora.merge:
+            raise UserError(f"training.lora.merge=true needs whole weights; {words} shares them; use anyformer merge")
     if recipe.evaluation.average_checkpoints is not None:
         raise UserError(f"evaluation.average_checkpoints is not wired beside {words}; set one of them to null")
-    shares_rows = settings.sp * settings.cp > 1
+    shares_rows = settings.sp > 1
+    is_pipeline = settings.pp > 1
+    apart = f"is not wired beside {words}; leave it out"
     rows = [
         ("ema_decay=", True, f"needs whole weights, and {words} shares them"),
         ("torch_compile=", settings.pp > 1, f"is not wired beside {words}; set it to false"),
         ("audit_samples=", shares_rows, f"is not wired beside {words}, whose rows lose their numbers"),
-        ("label_smoothing_factor=", shares_rows, f"is not wired beside {words}; leave it out"),
+        ("label_smoothing_factor=", shares_rows or is_pipeline, apart),
+        *((f"{name}=", is_pipeline, apart) for name in ("gradient_checkpointing", "fp16", "neftune_noise_alpha")),
     ]
     check_beside("training", training, rows)
-    if settings.pp > 1:
-        _check_pipeline(words, recipe)
+    if is_pipeline and WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
+        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
+    if is_pipeline and recipe.data.mixture:
+        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
     if shares_rows:
         _check_shared_rows(settings, words, recipe)
 
@@ -145,10 +133,9 @@ def _check_training(settings: ParallelismSettings, recipe: Recipe) -> None:
 def _check_shared_rows(settings: ParallelismSettings, words: str, recipe: Recipe) -> None:
     if WHOLE_ROWS in OBJECTIVES[recipe.learned.name].needs:
         raise UserError(f"{words} is not wired with {recipe.learned.name}, but with {_all_without(WHOLE_ROWS)}")
-    parts = settings.sp if settings.sp > 1 else 2 * settings.cp  # a ring's process has one from either end of a row
     length = recipe.learned.sequence_length
-    if length % parts:
-        raise UserError(f"{words}: {parts} parts of equal length do not make objective.sequence_length={length}")
+    if length % settings.sp:
+        raise UserError(f"{words}: {settings.sp} parts of equal length do not make objective.sequence_length={length}")
     attention = recipe.model.attn_implementation
     if attention not in ("auto", "sdpa"):
         raise UserError(f"{words} replaces sdpa alone, and model.attn_implementation={attention}; set it to sdpa")
@@ -159,25 +146,13 @@ def _all_without(need: str) -> str:
     return " and ".join(sorted(name for name, learned in OBJECTIVES.items() if need not in learned.needs))
 
 
-def _check_pipeline(words: str, recipe: Recipe) -> None:
-    training = recipe.training
-    if WHOLE_MODEL in OBJECTIVES[recipe.learned.name].needs:
-        raise UserError(f"{words} trains {_all_without(WHOLE_MODEL)} alone, not {recipe.learned.name}; set pp to 1")
-    if recipe.data.mixture:
-        raise UserError(f"data.mixture is not wired beside {words}, whose last stage has no loss of each part")
-    for name, value in (("gradient_checkpointing", training.gradient_checkpointing), *training.extra.items()):
-        if value and name in ("gradient_checkpointing", "fp16", "label_smoothing_factor", "neftune_noise_alpha"):
-            raise UserError(f"training.{name}={show(value)} is not wired beside {words}; leave it out")
-
-
 def check_model_shares(settings: ParallelismSettings, config) -> None:
     """Raise UserError for a model that the settings cannot split. config: ours or native, or a namespace."""
     words = f"{FIELD}={words_of(settings)}"
     ours = getattr(config, "model_type", None) in FAMILIES
-    if settings.tp > 1 and (not ours or _splits_heads(config)):
-        _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "tp", settings.tp, words)
     if settings.tp > 1:
-        _check_divides(config, ("intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
+        of_heads = ("num_attention_heads", "num_key_value_heads") if not ours or _splits_heads(config) else ()
+        _check_divides(config, (*of_heads, "intermediate_size", "moe_intermediate_size"), "tp", settings.tp, words)
     experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
     if settings.ep > 1:
         if not experts or (ours and "sparse" not in mlp_kinds(config)):
@@ -186,9 +161,8 @@ def check_model_shares(settings: ParallelismSettings, config) -> None:
             raise UserError(f"{words}: ep does not divide the {experts} experts of the model")
     if settings.pp > 1:
         _check_stages(settings.pp, config, ours, experts, words)
-    for name in ("sp", "cp"):
-        if getattr(settings, name) > 1:
-            _check_along_rows(name, getattr(settings, name), config, ours, words)
+    if settings.sp > 1:
+        _check_along_rows(settings.sp, config, ours, words)
 
 
 def _check_divides(config, names: tuple[str, ...], name: str, size: int, words: str) -> None:
@@ -225,17 +199,16 @@ def _check_stages(stages: int, config, ours: bool, experts, words: str) -> None:
             raise UserError(f"{words}: later stages get hidden states as embeddings, and {fault} acts on embeddings")
 
 
-def _check_along_rows(name: str, size: int, config, ours: bool, words: str) -> None:
-    """Raise UserError for a model with windows or score biases: sp and cp split only attention to whole rows."""
+def _check_along_rows(size: int, config, ours: bool, words: str) -> None:
+    """Raise UserError for a model with windows or score biases: sp splits only attention to whole rows."""
     if not ours:
         return
     if config.model_type != "anyformer_decoder":
-        raise UserError(f"{words}: {name} is wired for decoders alone; set it to 1")
+        raise UserError(f"{words}: sp is wired for decoders alone; set it to 1")
     scheme = POSITION_SCHEMES[config.position_encoding]
     if scheme.adds_to_scores:
         raise UserError(f"{words}: model.position_encoding={config.position_encoding!r} adds to scores of whole rows")
     unfit = sorted({kind for kind in attention_kinds(config) if kind != PLAIN})
     if unfit:
-        raise UserError(f"{words}: {name} needs attention to the whole row, and the model has {unfit[0]}")
-    if name == "sp":
-        _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "sp", size, words)
+        raise UserError(f"{words}: sp needs attention to the whole row, and the model has {unfit[0]}")
+    _check_divides(config, ("num_attention_heads", "num_key_value_heads"), "sp", size, words)

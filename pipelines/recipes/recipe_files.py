@@ -30,12 +30,9 @@ def _shipped_yaml(folder: str, name: str) -> dict:
 def read_yaml_file(name_or_path: str, folder: str, noun: str) -> tuple[dict, str]:
     """Return (mapping, stem) of a file, or of a shipped one where `name_or_path` is a bare name.
 
-    Args:
-        folder: the folder of configs/ with the shipped ones, such as "recipes" or "models".
-        noun: what it is, for errors.
+    folder: the folder of configs/ with the shipped ones, such as "recipes" or "models". noun: what it is, for errors.
 
-    Raises:
-        UserError: no such file, not readable, not YAML, or not a mapping.
+    Raises UserError: no such file, not readable, not YAML, or not a mapping.
     """
     looks_like_path = Path(name_or_path).suffix in (".yaml", ".yml") or Path(name_or_path).name != name_or_path
     if not looks_like_path and name_or_path in shipped(folder):

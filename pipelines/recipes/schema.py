@@ -141,10 +141,6 @@ class ParallelismSettings:
         1,
         at_least=1,
     )
-    fsdp_mixed_precision: bool = doc(
-        "dp_shard, dp_replicate: gather weights in bf16 and compute with these; shards, sums of gradients stay fp32",
-        False,
-    )
     fsdp_cpu_offload: bool = doc(
         "dp_shard, dp_replicate: keep shards of weights, gradients and optimizer states in the memory of the CPU", False
     )
@@ -154,7 +150,6 @@ class ParallelismSettings:
         1,
         at_least=1,
     )
-    cp: int = doc("processes that share each row, and pass keys in a ring (context parallelism; GPUs)", 1, at_least=1)
 
 
 @dataclass(frozen=True)
@@ -212,7 +207,10 @@ class TrainingSection:
         "steps at which warm-up and decay begin anew, such as [1000]; `--extend` sets it where a finished run goes on",
         [],
     )
-    bf16: bool | Literal["auto"] = doc("bfloat16 autocast; auto: where the device is faster in it", "auto")
+    bf16: bool | Literal["auto"] = doc(
+        "bfloat16 autocast, and weights that dp_shard gathers in it; auto: where the device is faster in it",
+        "auto",
+    )
     gradient_checkpointing: bool = doc("recompute activations in the backward pass to save memory", False)
     torch_compile: bool = doc("compile the layers with torch.compile", False)
     parallelism: ParallelismSettings | None = doc(

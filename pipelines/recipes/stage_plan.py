@@ -13,9 +13,9 @@ from typing import NamedTuple
 from ..errors import UserError, did_you_mean
 from ..plugins import objective_of
 from .data_section import sections_of
-from .introspection import check_beside
+from .introspection import bounds_of, check_beside
 from .schema import DataSection, Recipe, StageSection, TrainingSection
-from .types import show
+from .types import show, within_bounds
 
 OF_RATE = ("min_lr_rate", "warmup_steps", "peak")  # settings of a stage's learning rate schedule
 LENGTH, OVERLAP = "sequence_length", "evaluation_overlap"
@@ -71,9 +71,6 @@ def recipe_of(recipe: Recipe, section: StageSection) -> Recipe:
     return recipe.with_(stages=[], training=training, **{recipe.learned_section: learned})
 
 
-# --------------------------------------------------------------------------------------------------- checks
-
-
 def check_stages(recipe: Recipe, check: Callable[[Recipe], None]) -> None:
     """Raise UserError for the first setting of recipe.stages that cannot be run.
 
@@ -112,8 +109,6 @@ def _check_borders(recipe: Recipe) -> None:
         if end <= before:
             than = f"stages.{number - 1}.until={show(recipe.stages[number - 1].until)}" if number else "step 0"
             raise UserError(f"{where} is step {end} of {total}, which is not above {than}; it must rise")
-        if end > total:
-            raise UserError(f"{where} is above training.max_steps={total}")
         before = end
     if before != total:
         raise UserError(
@@ -141,7 +136,7 @@ def _check_around(recipe: Recipe) -> None:
             raise UserError(f"{setting}={show(value)} is of passes over rows of one length; with stages, set a number")
     for name, why in (("sp", "whose loader cannot change"), ("pp", "which passes on batches of one shape")):
         if training.parallelism is not None and getattr(training.parallelism, name) > 1:
-            raise UserError(f"stages do not go with training.parallelism.{name}, {why}; use dp_shard, tp or cp")
+            raise UserError(f"stages do not go with training.parallelism.{name}, {why}; use dp_shard or tp")
 
 
 def _check_rates(recipe: Recipe) -> None:
@@ -210,8 +205,7 @@ def _check_mixture(data: DataSection, section: StageSection, where: str) -> None
     for name, weight in section.mixture.items():
         if name not in names:
             raise UserError(f"{where}.mixture.{name} is no name in data.mixture{did_you_mean(name, names)}")
-        if not 0 <= weight <= 1e6:
-            raise UserError(f"{where}.mixture.{name}={show(weight)} must be a weight from 0 to 1e6")
+        within_bounds(weight, bounds_of(at_least=0, at_most=1e6), f"{where}.mixture.{name}")
     if not any(section.mixture.values()):
         raise UserError(f"{where}.mixture={show(section.mixture)} leaves no source to read; give one a weight above 0")
 

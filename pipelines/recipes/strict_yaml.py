@@ -88,8 +88,7 @@ StrictDumper.yaml_implicit_resolvers = _resolvers(yaml.SafeDumper.yaml_implicit_
 def parse_yaml(text: str, origin: str) -> Any:
     """Return the one document in `text`. `origin` names it in errors.
 
-    Raises:
-        UserError: `ORIGIN:LINE: ...` for anything that is not valid YAML.
+    Raises UserError: `ORIGIN:LINE: ...` for anything that is not valid YAML.
     """
     try:
         return yaml.load(text, Loader=StrictLoader)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError, refuse_unknown
-from .recipe_files import is_file_of, read_yaml_file
+from .recipe_files import read_yaml_file
 from .schema import doc
 from .types import as_mapping, build, show
 
@@ -40,18 +40,10 @@ class Suite:
     tasks: list[SuiteTask]
 
 
-def is_suite(name_or_path: str | None) -> bool:
-    """Whether TASK names a suite: one that is shipped, or a YAML file with a list called suite."""
-    if name_or_path is None:
-        return False
-    return is_file_of(name_or_path, "suites", "suite")
-
-
 def read_suite(name_or_path: str) -> Suite:
     """The suite of a YAML file or a shipped name.
 
-    Raises:
-        UserError: no such suite, no tasks in it, an unknown key, or two tasks with the same name.
+    Raises UserError: no such suite, no tasks in it, an unknown key, or two tasks with the same name.
     """
     data, stem = read_yaml_file(name_or_path, "suites", "suite")
     where = f"suite {stem}"

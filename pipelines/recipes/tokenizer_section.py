@@ -17,10 +17,7 @@ SENTINELS = 100  # T5's number
 WRITES_EVERY_TEXT = {"byte_bpe": (256, "256 bytes")}
 
 # Settings, and the types that ignore them.
-WITHOUT_EFFECT = {
-    "lowercase": ("byte_bpe", "char"),
-    "min_frequency": ("unigram", "char"),
-}
+WITHOUT_EFFECT = {"lowercase": ("byte_bpe", "char"), "min_frequency": ("unigram", "char")}
 
 
 @dataclass(frozen=True)

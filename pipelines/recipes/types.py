@@ -128,8 +128,7 @@ def build(cls: type, value: Any, path: str, rest: str | None = None, allow: Iter
         path: dotted name of the section, empty for the whole recipe.
         rest: the field that collects the keys in `allow`; the caller checks the types of their values.
 
-    Raises:
-        UserError: an unknown key, or a value of the wrong type or out of the field's bounds.
+    Raises UserError: an unknown key, or a value of the wrong type or out of the field's bounds.
     """
     value = as_mapping(value, path or "recipe")
     cls = cls.chosen(value, path) if hasattr(cls, "chosen") else cls

@@ -150,10 +150,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
             "loss",
             "Loss",
             ", ".join(filter(None, [loss_unit, on_rows and f"validation {on_rows}", of_fewer_steps(log)])),
-            [
-                series(log.train, "loss", "training", noisy=True, of="training"),
-                series(log.validations, "validation_loss", "validation", points=True, of="validation"),
-            ],
+            trained_and_validated(log, "loss"),
             wide=True,
             marks=marks,
         ),
@@ -165,10 +162,7 @@ def charts_of_run(log: RunLog, loss_unit: str = "nats") -> list[dict]:
             "router_load",
             "Load of the experts",
             "tokens, of an equal share",
-            [
-                series(log.train, "router_load_max", "most used"),
-                series(log.train, "router_load_min", "least used"),
-            ],
+            [series(log.train, "router_load_max", "most used"), series(log.train, "router_load_min", "least used")],
             zero=True,
         ),
         *(_of_training(log, quantity) for quantity in OF_ROUTERS),
@@ -191,15 +185,19 @@ def _words(key: str) -> str:
     return key.replace("_", " ")
 
 
+def trained_and_validated(log: RunLog, key: str) -> list[dict | None]:
+    """The curves of a loss in training and in the validations."""
+    return [
+        series(log.train, key, "training", noisy=True, of="training"),
+        series(log.validations, f"validation_{key}", "validation", points=True, of="validation"),
+    ]
+
+
 def _parts_of_loss(log: RunLog, unit: str) -> list[dict | None]:
     charts = []
     for key in parts_in(log):
         name = _words(key.removeprefix("loss_").removesuffix("_loss"))
-        pair = [
-            series(log.train, key, "training", noisy=True, of="training"),
-            series(log.validations, f"validation_{key}", "validation", points=True, of="validation"),
-        ]
-        charts.append(chart(key, f"Loss of {name}", unit, pair))
+        charts.append(chart(key, f"Loss of {name}", unit, trained_and_validated(log, key)))
     return charts
 
 

@@ -1,13 +1,14 @@
 """Pages from templates, in the look that they share with the page of an inspection."""
 
 import time
-from functools import cache
-from importlib import resources
+from functools import cache, partial
 from pathlib import Path
 
-from ..inspection.maps_page import as_script
+from ..inspection.maps_page import as_script, part
 from ..inspection.maps_page import style as shared_style
 from ..storage.atomic import write_atomically
+
+here = cache(partial(part, package=__package__))  # the text of a file in this folder
 
 
 @cache
@@ -15,13 +16,7 @@ def environment():
     """The templates, with every value escaped."""
     import jinja2
 
-    return jinja2.Environment(loader=jinja2.FunctionLoader(part), autoescape=True)
-
-
-@cache
-def part(name: str) -> str:
-    """The text of a file in this folder."""
-    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+    return jinja2.Environment(loader=jinja2.FunctionLoader(here), autoescape=True)
 
 
 def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict], runs: list[str], **values) -> int:
@@ -32,10 +27,10 @@ def write_page(path: Path, template: str, *, charts: list[dict], axes: list[dict
         environment()
         .get_template(template)
         .render(
-            style=shared_style() + part("report.css"),
+            style=shared_style() + here("report.css"),
             charts=charts,
             data=as_script({"charts": charts, "axes": axes, "runs": runs, "labels": values.get("labels", runs)}),
-            script=part("charts.js"),
+            script=here("charts.js"),
             version=__version__,
             made=time.strftime("%Y-%m-%d at %H:%M"),
             several=len(runs) > 1,

@@ -10,8 +10,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..metrics.significance import holm
-from ..publishing.objective_facts import objective_facts
-from ..publishing.run_facts import validated_on
+from ..publishing.run_facts import objective_facts, validated_on
 from ..recipes.schema import MINIMAL_PAIRS
 from ..storage.record import Record
 from ..words import counted, human_time, number_in_words, short_number, with_deviation
@@ -19,14 +18,12 @@ from .charts import axes_of, charts_of_runs, lower_is_better
 from .charts_page import write_page
 from .class_section import MOST_DRAWN, classes_of
 from .console import print_table
-from .interpret import between, digits_of
-from .metrics_table import Measured, measured
+from .interpret import Measured, between, digits_of, measured
 from .report import REPORT, samples_of
 from .run_log import RunLog, is_number, read_run
-from .settings import MISSING, in_words
+from .settings import MISSING, OF_THE_PLACE, in_words
 
 SEED = "training.seed"
-NO_SETTINGS = ("name", "description", "training.output_dir")
 LONGEST_LABEL = 16  # characters of a name beside a curve; longer ones are numbers in the table of the runs
 MOST_SETTINGS = 5  # that differ and stand in the table of the runs
 MOST_PAIRS = 45  # differences between two variants that are listed one by one
@@ -37,11 +34,9 @@ IS_IT_SURE = "Is the difference sure?"
 def compare_runs(folders: list[Path], out: Path) -> list[dict[str, str]]:
     """Write the page of several runs, and return the differences between variants that it tells, as `differences` does.
 
-    Args:
-        folders: of runs, finished or not; for unfinished ones the last validation counts.
+    folders: of runs, finished or not; for unfinished ones the last validation counts.
 
-    Raises:
-        UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
+    Raises UserError: a folder that holds no run, the same run twice, or one that has logged nothing yet.
     """
     logs = read_runs(folders)
     differing = settings_that_differ(logs)
@@ -131,7 +126,7 @@ def settings_that_differ(logs: list[RunLog]) -> dict[str, list[Any]]:
     """{path: its value in each run} of the settings that are not the same in all."""
     settings = [log.settings for log in logs]
     paths = dict.fromkeys(path for one in settings for path in one)
-    rows = {path: [one.get(path, MISSING) for one in settings] for path in paths if path not in NO_SETTINGS}
+    rows = {path: [one.get(path, MISSING) for one in settings] for path in paths if path not in OF_THE_PLACE}
     return {path: row for path, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
@@ -293,9 +288,7 @@ def notes_of(logs: list[RunLog], names: list[str], units: list[str]) -> list[str
         notes.append("Their validations did not measure the same rows.")
     for name, codes in row_columns(logs).items():
         if len(codes) > 1:
-            notes.append(
-                f"{name} is left out: the runs were measured by different code; the sweep measures them again."
-            )
+            notes.append(f"{name} is left out: runs were measured by different code; the sweep measures them again.")
     if len(units) > 1:
         notes.append(f"Their losses do not compare: they are in {' and in '.join(units)}.")
     some = sorted({validated_on(log.run) for log in logs} - {""})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import UserError
 from ..publishing.model_card import CURVE
-from ..publishing.objective_facts import objective_facts
+from ..publishing.run_facts import objective_facts
 from .charts import charts_of_run, charts_of_runs
 from .class_section import MOST_DRAWN, classes_of
 from .plots import figure

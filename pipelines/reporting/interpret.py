@@ -1,8 +1,12 @@
 """The meaning of the numbers at the end of a run, in sentences, and how certain they are."""
 
+import math
+from dataclasses import dataclass
+
 from ..plugins import METRICS
 from ..publishing.run_facts import validated_on
 from ..words import counted, short_metric
+from .run_log import RunLog
 
 # A validation better than the last one by less than this share is within the noise of the rows it was measured on.
 CLEARLY_BETTER = 0.005
@@ -117,3 +121,43 @@ def validations_of(history: list[dict], metrics: list[str]) -> list[dict]:
         | {name: line[f"validation_{name}"] for name in ("loss", *metrics) if f"validation_{name}" in line}
         for line in lines
     ]
+
+
+@dataclass
+class Measured:
+    """A metric of a split. low, high: its 95 % interval; None without a formula or a known number of examples."""
+
+    split: str
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    examples: int | None = None
+    is_best: bool = False  # of several runs compared
+
+    @property
+    def words(self) -> str:
+        """The value as it is printed."""
+        return short_metric(self.value)
+
+    @property
+    def interval(self) -> str:
+        """The interval as it is printed; empty where there is none."""
+        return "" if self.low is None else between(self.low, self.high)[1:-1].removeprefix("95 %: ")
+
+
+def measured(log: RunLog) -> list[Measured]:
+    """The metrics of a run, with Wilson's intervals of shares; `anyformer evaluate` has the bootstrap's for others."""
+    table = []
+    for name, value in log.metrics.items():
+        split, _, metric = name.partition("_")
+        facts = log.run.get("data", {}).get(split) or {}
+        examples = facts.get("examples")
+        if not log.is_finished:
+            examples = min(examples or 0, log.section("evaluation").get("max_rows") or math.inf) or None
+        one = Measured(split, metric, value, examples=examples)
+        bounds = interval_of_share(metric, value, facts | {"examples": examples})
+        if bounds is not None:
+            one.low, one.high = bounds
+        table.append(one)
+    return table

@@ -34,11 +34,9 @@ def can_plot() -> bool:
 
 def check_by_position(asked_by: str, recipe: Recipe) -> None:
     """Raise UserError, beginning with `asked_by`, where perplexity by position cannot be measured or plotted."""
-    if not objective_of(recipe).predicts_each_position:
-        raise UserError(
-            f"{asked_by} measures next-token predictions of a text, and {recipe.learned_section}.name="
-            f"{recipe.learned.name} makes none; leave it out"
-        )
+    objective = objective_of(recipe)
+    if not objective.predicts_each_position:
+        raise UserError(f"{asked_by} measures next-token predictions, and {objective.setting} makes none; leave it out")
     need_package(asked_by, "matplotlib", "plots")
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 from ..data.account import Account
 from ..data.account_words import lines
-from ..publishing.objective_facts import objective_facts
-from ..publishing.run_facts import RunFacts, validated_on
+from ..publishing.run_facts import RunFacts, objective_facts, validated_on
 from ..recipes.strict_yaml import format_yaml
 from ..storage.checkpoints import list_checkpoints
 from ..words import counted, human_time, short_metric, short_number
@@ -14,8 +13,7 @@ from . import training_rows
 from .charts import axes_of, charts_of_run
 from .charts_page import write_page
 from .class_section import classes_of
-from .interpret import interpret
-from .metrics_table import Measured, measured
+from .interpret import Measured, interpret, measured
 from .run_log import RunLog, is_number, read_run
 from .settings import settings_table
 
@@ -26,11 +24,9 @@ FIRST_COLUMNS = ("documents", "examples", "rows", "tokens", "bytes", "fill_rate"
 def write_report(folder: Path | str, out: Path | None = None) -> int:
     """Write the page of a run, finished or not, from the run's folder, and return its size in bytes.
 
-    Args:
-        out: the page; None: report.html in the folder.
+    out: the page; None: report.html in the folder.
 
-    Raises:
-        UserError: no run in the folder, or one whose run.json is damaged.
+    Raises UserError: no run in the folder, or one whose run.json is damaged.
     """
     log = read_run(folder)
     loss_unit, classes = objective_facts(log.recipe).words.loss, classes_of(log)
@@ -71,9 +67,6 @@ def parts_of(values: dict[str, Any]) -> list[tuple[str, str]]:
         "environment": ("Environment", True),
     }
     return [(name, words) for name, (words, is_there) in parts.items() if is_there]
-
-
-# ---------------------------------------------------------------------------------------------------- the top
 
 
 def kind_of(log: RunLog) -> str:
@@ -138,9 +131,6 @@ def throughput(log: RunLog) -> str:
     return f"{rates[len(rates) // 2]:,.0f} a second" if rates else ""
 
 
-# ---------------------------------------------------------------------------------------------------- the parts
-
-
 def metrics_note(log: RunLog, loss_unit: str) -> str:
     """How to read the metrics."""
     when, on_rows = "", validated_on(log.run)
@@ -185,13 +175,9 @@ def recipe_values(log: RunLog) -> dict[str, Any]:
         words += f" Of the shipped recipe {name} {changed}: shaded, with what it says."
     elif name:
         words += f" All as the shipped recipe {name} says, but for the place it was written to."
-    return {"settings": table, "recipe_words": words, "recipe_text": recipe_text(log)}
-
-
-def recipe_text(log: RunLog) -> str:
-    """The composed recipe, as the run wrote it."""
     file = log.folder / "recipe.yaml"
-    return file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
+    text = file.read_text(encoding="utf-8") if file.is_file() else format_yaml(log.recipe)
+    return {"settings": table, "recipe_words": words, "recipe_text": text}
 
 
 def data_values(log: RunLog) -> dict[str, Any]:

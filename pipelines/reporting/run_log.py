@@ -12,11 +12,12 @@ from ..manifest import read_json
 from ..recipes.own_settings import flat_settings
 from ..recipes.schema import Recipe
 from ..storage.checkpoints import list_checkpoints, step_of
-from ..storage.metrics_file import GRADIENTS_FILE, METRICS_FILE, ROUTER_FILE, read_metrics
 from ..storage.record import Record, data_identity, of_its_model
 from ..words import counted
 
 RUN_FILE = "run.json"
+# A line of JSON for everything that was logged.
+METRICS_FILE, ROUTER_FILE, GRADIENTS_FILE = "metrics.jsonl", "router.jsonl", "gradients.jsonl"
 COMPLETING = "completing"  # the status in run.json when the model is saved, and the card or this page are still missing
 CLASSES_FILE = "classes.json"  # the scores of single classes, for each split
 ROWS_FILE = "rows.json"  # rows of the training data, shown for people
@@ -184,8 +185,7 @@ def read_run(folder: Path | str, *, shown: bool = True) -> RunLog:
 
     shown: as weights_identity has it; False where runs are compared.
 
-    Raises:
-        UserError: there is no run in it, or its run.json is damaged.
+    Raises UserError: there is no run in it, or its run.json is damaged.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -207,14 +207,28 @@ def read_run(folder: Path | str, *, shown: bool = True) -> RunLog:
     return log
 
 
+def read_metrics(path: Path) -> tuple[list[dict], int]:
+    """(the entries of a metrics.jsonl, how many lines were damaged); an incomplete last line is not counted."""
+    entries, damaged = [], 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            entry = json.loads(line)
+            if not isinstance(entry, dict) or not isinstance(entry.get("step"), int):
+                raise ValueError("no entry of ours")
+        except (ValueError, RecursionError):
+            damaged += line.endswith(b"\n")  # a killed run may leave half a line
+            continue
+        if line.endswith(b"\n"):
+            entries.append(entry)
+    return entries, damaged
+
+
 def _lines(file: Path, damaged: list[str]) -> list[dict]:
     if not file.is_file():
         return []
     entries, bad = read_metrics(file)
     if bad:
-        damaged.append(
-            f"{file.name} has {bad} damaged line{'s' * (bad != 1)}, which {'are' if bad > 1 else 'is'} not shown"
-        )
+        damaged.append(f"{file.name}: {counted(bad, 'damaged line')} not shown")
     return entries
 
 

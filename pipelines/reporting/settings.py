@@ -44,7 +44,9 @@ def settings_table(recipe: dict[str, Any]) -> dict[str, Any]:
         section, _, name = path.partition(".")
         if not name and (section in ("name", "description") or value is None):
             continue
-        kind = "own" if is_own(path, own_paths) else "default"
+        # The recipe itself gives this setting, or the mapping that it is in, or something within it.
+        is_own = any(path == own or path.startswith(f"{own}.") or own.startswith(f"{path}.") for own in own_paths)
+        kind = "own" if is_own else "default"
         shipped_value = before.get(path, MISSING) if before is not None else value
         if path not in OF_THE_PLACE and shipped_value != value and not (shipped_value is MISSING and kind == "default"):
             kind = "changed"
@@ -63,8 +65,3 @@ def settings_table(recipe: dict[str, Any]) -> dict[str, Any]:
         "own": sum(row["kind"] == "own" for row in rows),
         "changed": sum(row["kind"] == "changed" for row in rows),
     }
-
-
-def is_own(path: str, own: dict[str, Any]) -> bool:
-    """Whether the recipe itself gives this setting, or the mapping that it is in."""
-    return any(path == name or path.startswith(f"{name}.") or name.startswith(f"{path}.") for name in own)

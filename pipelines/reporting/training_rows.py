@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..lazy import rich_text
 from .charts_page import write_page
 from .run_log import ROWS_FILE
 
@@ -34,7 +33,8 @@ def as_html(ansi: str) -> str:
     return "\n".join(map(line_as_html, AnsiDecoder().decode(ansi)))
 
 
-def line_as_html(line: "rich_text.Text") -> str:
+def line_as_html(line) -> str:
+    """A line of rich's Text as HTML."""
     if "──" in line.plain:  # a rule with its title
         return f"<b>{html.escape(line.plain.strip('─ '))}</b>"
     edges, shown = {at for span in line.spans for at in (span.start, span.end)} - {0, len(line)}, []

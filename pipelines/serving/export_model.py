@@ -20,8 +20,7 @@ from ..generation import locate_model
 from ..interop.convert_checkpoint import saved_image_processor, saved_tokenizer
 from ..interop.families import saved_class
 from ..patches import replaced
-from ..storage.atomic import destination_folder, new_folder, share_files
-from ..storage.full_disk import has_no_space
+from ..storage.atomic import destination_folder, has_no_space, new_folder, share_files
 from ..transformers_logging import silent
 from ..words import working
 from .export_formats import FORMATS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..objectives.chat_forms import recognise
-from ..objectives.label_writing import groups_alike
+from ..objectives.label_values import groups_alike
 from ..objectives.messages import TOOLS
 from ..plugins import METRICS
 from .what_columns_hold import Column, Table, hints

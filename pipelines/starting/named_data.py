@@ -12,12 +12,10 @@ from typing import Any
 from ..data.documents import Document, Limits
 from ..data.file_formats import FILE_FORMATS, SEPARATORS, Excel, Separated, format_of
 from ..data.file_reader import FileReader
-from ..data.files import open_file
+from ..data.files import find_files, open_file
 from ..data.opening import open_reader
-from ..data.patterns import find_files
-from ..data.plain_text import CODE_AND_MARKUP, TEXT
+from ..data.plain_text import CODE_AND_MARKUP, TEXT, is_image_file
 from ..data.reader import SENTENCES, ExampleView, TextView
-from ..data.whole_files import is_image_file
 from ..errors import UserError, first_line
 from ..generation import HUB_NAME
 from ..recipes.schema import DataSection

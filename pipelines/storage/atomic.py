@@ -1,5 +1,6 @@
-"""Atomic writes: a file or folder is written under another name and then renamed, so it is complete or absent."""
+"""Atomic writes: a file or folder is renamed when it is written, so it is complete or absent; full disks."""
 
+import errno
 import glob
 import os
 import re
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the last of `ulimit -f`
 
 
 def sync_file(path: Path) -> None:
@@ -97,3 +100,24 @@ def _umask() -> int:
     umask = os.umask(0)  # the only way to read it is to set it
     os.umask(umask)
     return umask
+
+
+def has_no_space(error: BaseException | None) -> bool:
+    """Whether an error, or one that it follows from, says that the disk is full."""
+    while error is not None:
+        if getattr(error, "errno", None) in FULL or any(f"os error {number})" in str(error) for number in FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_disk_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether an error while writing to `folder` came from a full disk.
+
+    torch's, safetensors' and tokenizers' writers do not always pass the OSError on, so the free space is checked, too.
+    """
+    if has_no_space(error):
+        return True
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free < 1 << 20

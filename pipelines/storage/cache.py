@@ -12,21 +12,14 @@ from typing import Any
 
 from ..errors import UserError
 from ..manifest import MANIFEST, find_change, manifest_of, sha, sha256
-from .atomic import make_sibling_folder, sync_file
+from .atomic import is_disk_full, make_sibling_folder, sync_file
 from .contents import States, check_unchanged, contents, hashed_files, read_value, write_value
-from .full_disk import is_disk_full
 
 ALWAYS = 2**30  # bytes; smaller files are hashed at each start
 _ABANDONED = 24 * 3600  # seconds without a write after which a temporary folder counts as abandoned
 
 
-def cached_folder(
-    root: Path,
-    kind: str,
-    key: str,
-    build: Callable[[Path], None],
-    files: States | None = None,
-) -> Path:
+def cached_folder(root: Path, kind: str, key: str, build: Callable[[Path], None], files: States | None = None) -> Path:
     """The folder root/kind/key. Where it is missing, `build` fills a temporary folder, which is then renamed to it.
 
     The entry has a manifest, which is compared before it is used. A changed entry is set aside and built again, and one
@@ -162,6 +155,4 @@ def remove_at_once(folder: Path, beside: Path) -> None:
 
 
 def _unwritable(root: Path, reason: str) -> UserError:
-    return UserError(
-        f"data.cache_dir={str(root)!r} cannot be written ({reason}); set it to a folder with space that is yours."
-    )
+    return UserError(f"data.cache_dir={str(root)!r} cannot be written ({reason}); set a folder of yours with space.")

@@ -62,8 +62,7 @@ class ModelFolder:
     def weight_files(self) -> list[Path]:
         """The files `from_pretrained` would read, index included.
 
-        Raises:
-            UserError: there are none, or a shard that the index names is missing.
+        Raises UserError: there are none, or a shard that the index names is missing.
         """
         if self.is_adapter:
             check_weights(self.path)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ def train_or_load_tokenizer(
     corpus: Any,
     cache_dir: Path,
     *,
-    progress: bool,
     trust_remote_code: bool = False,
 ) -> "transformers.PreTrainedTokenizerFast":
     """The pretrained tokenizer of `name_or_path`, or one trained on the first `max_training_bytes` of the corpus.
@@ -73,7 +71,7 @@ def train_or_load_tokenizer(
         Path(cache_dir),
         "tokenizers",
         _cache_key(plan, section, corpus),
-        lambda work: _train(plan, section, corpus, progress).save_pretrained(work),
+        lambda work: _train(plan, section, corpus).save_pretrained(work),
         files=corpus.files,
     )
     return forget_loading(transformers.PreTrainedTokenizerFast.from_pretrained(folder))
@@ -142,11 +140,9 @@ def _cache_key(plan: Plan, section: TokenizerSection, corpus: Any) -> str:
     return sha([_FORMAT, tokenizers.__version__, settings, corpus.fingerprint()])
 
 
-def _train(
-    plan: Plan, section: TokenizerSection, corpus: Any, progress: bool
-) -> "transformers.PreTrainedTokenizerFast":
+def _train(plan: Plan, section: TokenizerSection, corpus: Any) -> "transformers.PreTrainedTokenizerFast":
     # The progress bars of tokenizers break lines on a terminal to which others write, too.
-    with working("training the tokenizer") if progress else nullcontext():
+    with working("training the tokenizer"):
         backend = TRAINERS[section.type](lambda: training_texts(corpus, section.max_training_bytes), plan)
     begin, end = begin_and_end(section.framing)
     names = {"bos_token": begin, "eos_token": end, "pad_token": PAD}

@@ -7,6 +7,7 @@ import time
 
 import torch
 import transformers
+from accelerate.utils import gather_object
 
 from ..accounting.lora import is_adapted, plain
 from ..adapters import ADAPTER_CONFIG, load_model, merge_weights, words_of_base
@@ -173,8 +174,6 @@ def finished_model(session: Session) -> FinishedModel:
 
 def look_at_finished(session: Session, finished: FinishedModel) -> tuple[dict, dict, list[dict]]:
     """(metrics, their signatures, samples) of what the finished model generates."""
-    from accelerate.utils import gather_object
-
     arguments, data = session.arguments, session.data
     answers = data.answers()
     where = answers.finishes_on
@@ -192,7 +191,7 @@ def answers_of_splits(data: Data, answers: Answers, finished: FinishedModel) -> 
     scores, scored, metrics, signatures = data.scores(), None, {}, {}
     for split, rows in data.rows.items():
         if split != "train":
-            scored = scores.of_answers(answers, finished, rows, range(len(rows)), data.rows["train"])
+            scored = scores.of_answers(finished, rows, range(len(rows)))
             metrics |= {f"{split}_{name}": value for name, value in scored.values.items()}
             signatures |= scored.signatures
     return metrics, signatures, answers.samples(finished, data.rows, scored)

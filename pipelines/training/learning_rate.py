@@ -85,7 +85,11 @@ def own_shares(section: TrainingSection, total: int) -> Callable[[int], float] |
 
 def _share_with_restarts(section: TrainingSection, total: int) -> Callable[[int], float]:
     starts = [0, *section.restarts]
-    parts = [_shares(section, end - start) for start, end in zip(starts, [*section.restarts, total])]
+    return _in_turn(starts, [_shares(section, end - start) for start, end in zip(starts, [*starts[1:], total])])
+
+
+def _in_turn(starts: list[int], parts: list[Callable[[int], float]]) -> Callable[[int], float]:
+    """The function of stretches that begin at `starts`, each of which counts its own steps."""
 
     def share(step: int) -> float:
         number = bisect_right(starts, step) - 1
@@ -104,9 +108,7 @@ def _shares(section: TrainingSection, total: int) -> Callable[[int], float]:
     unused = torch.optim.SGD([torch.zeros(1)], lr=section.learning_rate)
     scheduler = get_scheduler(name, unused, warmup, total, kwargs)
     if not isinstance(scheduler, LambdaLR):
-        raise UserError(
-            f"training.lr_scheduler_type={section.lr_scheduler_type} follows the losses and cannot begin again"
-        )
+        raise UserError(f"training.lr_scheduler_type={section.lr_scheduler_type} follows losses and cannot begin again")
     begin_above_zero(scheduler, warmup)
     return scheduler.lr_lambdas[0]
 
@@ -118,13 +120,7 @@ def _share_of_stages(recipe: Recipe) -> Callable[[int], float]:
     first share, its peak and its final share; the warm-up is counted as by `begin_above_zero`.
     """
     rates = rates_of(recipe)
-    starts, parts = [stage.begin for stage, _ in rates], [partial(_share_in_stage, *each) for each in rates]
-
-    def share(step: int) -> float:
-        number = max(0, bisect_right(starts, step) - 1)
-        return parts[number](step - starts[number])
-
-    return share
+    return _in_turn([stage.begin for stage, _ in rates], [partial(_share_in_stage, *each) for each in rates])
 
 
 def _share_in_stage(stage: Stage, rates: StageRates, step: int) -> float:

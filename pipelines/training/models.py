@@ -7,6 +7,7 @@ import torch
 import transformers
 from transformers import AutoConfig
 
+from .. import positions
 from ..accounting.layers import freeze
 from ..accounting.lora import left_by_all_linear, with_lora
 from ..adapters import base_arguments, is_adapter, load_config, load_merged, words_of_base
@@ -19,14 +20,6 @@ from ..objectives.learns import Learns
 from ..open_tokenizer import vocabulary_size
 from ..patches import write
 from ..plugins import objective_of
-from ..positions import (
-    check_context,
-    check_rows,
-    counts_from_padding,
-    learns_positions,
-    most_positions,
-    position_scheme,
-)
 from ..precision import computed_dtype
 from ..recipes.base_width import base_fields, multipliers
 from ..recipes.checkpoint_overrides import with_fields
@@ -131,10 +124,7 @@ def chosen_backends(recipe: Recipe, config, arguments, engine: Engine, packed: b
     """
     section, half = recipe.model, arguments.bf16 or arguments.fp16
     if section.attn_implementation == "flex_attention" and arguments.device.type == "cpu":
-        raise UserError(
-            "model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager (evaluate "
-            "and generate take it)"
-        )
+        raise UserError("model.attn_implementation=flex_attention has no gradients on a CPU; train with sdpa or eager")
     attention = section.attn_implementation
     if attention == AUTO:
         attention = engine.attention or AUTO
@@ -183,7 +173,7 @@ def load_checkpoint(recipe: Recipe, data: Data, learns: Learns, arguments, engin
     if tokenizer is None:
         return model, fresh
     padding = model.config.get_text_config().pad_token_id
-    if speaks and padding not in (None, tokenizer.pad_token_id) and counts_from_padding(model):
+    if speaks and padding not in (None, tokenizer.pad_token_id) and positions.counts_from_padding(model):
         print(
             f"positions of {name} are counted from its pad_token_id={padding}, which stays; rows are padded with the "
             f"tokenizer's {tokenizer.pad_token_id}"
@@ -237,14 +227,14 @@ def check_length(objective: Objective, config, trains: bool = False, data: Data 
     trains: also refuse rows longer than a rotary model's context. It can be evaluated on them, but if it were trained
     on them, its saved config would say too short a context. data: once there are data, prompts are checked, too.
     """
-    most = most_positions(config)
+    most = positions.most_positions(config)
     if most is None:
         return
-    if learns_positions(config):
+    if positions.learns_positions(config):
         if most != getattr(config, "max_position_embeddings", None):
-            check_rows(objective, most, "the model's usable positions")
-        check_rows(objective, most)
+            positions.check_rows(objective, most, "the model's usable positions")
+        positions.check_rows(objective, most)
         if data is not None:
             data.answers().check_prompts(most)
-    elif position_scheme(config) == "rotary" and trains:
-        check_context(objective, most)
+    elif positions.position_scheme(config) == "rotary" and trains:
+        positions.check_context(objective, most)

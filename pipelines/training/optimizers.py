@@ -4,15 +4,19 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import TrainingArguments
 from transformers.pytorch_utils import Conv1D
 
 from ..precision import prefers_bf16
-from ..recipes.optimizer_rows import OwnOptimizer
+from ..recipes.schema import TrainingSection
 from ..words import short_number
-from .engines.split_matrices import Split, matrices_of, split_of
+
+if TYPE_CHECKING:  # these load Trainer, and it PEFT, which `anyformer plan` does not need
+    from transformers import TrainingArguments
+
+    from .engines.split_matrices import Split
 
 # Matrices of equal shape are stacked up to this many numbers at a time, which bounds the memory for their copies.
 MOST_NUMBERS = 1 << 24
@@ -26,9 +30,8 @@ class BatchedMuon(torch.optim.Muon):
     (experts, rows, columns). States and parameter groups are the same, so either loads the other's checkpoints. If
     matrices are split over processes, each process orthogonalises some whole ones (split_matrices.py).
 
-    Args:
-        dtype: of the matrix products of Newton and Schulz's iteration; momentum and parameters keep their dtypes.
-        transposed: the parameters that are stored as (inputs, outputs); others are (outputs, inputs).
+    dtype: of the matrix products of Newton and Schulz's iteration; momentum and parameters keep their dtypes.
+    transposed: the parameters that are stored as (inputs, outputs); others are (outputs, inputs).
     """
 
     def __init__(self, params, dtype: torch.dtype, transposed=(), **settings):
@@ -40,6 +43,8 @@ class BatchedMuon(torch.optim.Muon):
 
     @torch.no_grad()
     def step(self, closure=None):
+        from .engines.split_matrices import matrices_of, split_of
+
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -68,7 +73,7 @@ class BatchedMuon(torch.optim.Muon):
         gradients: tuple,
         buffers: tuple,
         shape: torch.Size,
-        split: Split | None,
+        split: "Split | None",
         group: dict,
         is_transposed: bool,
     ):
@@ -197,10 +202,14 @@ def split_groups(optimizer: torch.optim.Optimizer, settings_of: Callable[[torch.
         optimizer._share_groups()
 
 
-class Muon(OwnOptimizer):
+class Muon:
     """`optim: muon`: Muon trains the hidden matrices at muon_learning_rate, AdamW the rest at learning_rate."""
 
-    def build(self, model, decayed: set[str], arguments: TrainingArguments) -> MuonWithAdamW:
+    def __init__(self, section: TrainingSection):
+        self.section = section
+
+    def build(self, model, decayed: set[str], arguments: "TrainingArguments") -> MuonWithAdamW:
+        """The optimizer of the model's trainable parameters; those named in `decayed` have weight decay."""
         return build_muon(
             model,
             decayed,
@@ -217,6 +226,7 @@ class Muon(OwnOptimizer):
         return sum(p.numel() * (4 if n in matrices else 8) for n, p in model.named_parameters() if p.requires_grad)
 
     def words(self) -> str:
+        """Its name and settings, as printed when a run begins."""
         muon, adamw = self.section.muon_learning_rate, self.section.learning_rate
         return f"muon at {muon:g} (muon_learning_rate), adamw at {adamw:g} (learning_rate)"
 

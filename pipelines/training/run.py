@@ -14,14 +14,14 @@ from ..errors import UserError, reader_left
 from ..publishing.publish import resolve_repo_id
 from ..recipes.schema import Recipe
 from ..recipes.stage_plan import of_stage
+from ..storage.atomic import is_disk_full
 from ..storage.checkpoints import STAGING, list_checkpoints, step_of
-from ..storage.full_disk import is_disk_full
 from ..storage.plugin_code import plugin_code
 from ..storage.record import Record
+from ..words import say
 from .arguments import rows_of
 from .checkpoints.checkpoint_staging import disk_full_sentence
 from .checkpoints.resume import Verdict
-from .checkpoints.run_folder import say
 from .checkpoints.safe_load import forged_files_named
 from .engines.elastic import UNIVERSAL, reads_universal
 from .finish import complete, publish_finished
@@ -30,8 +30,7 @@ from .fit.out_of_memory import is_out_of_memory, out_of_memory_sentence
 from .guards.gradient_norms import GradientNorms
 from .guards.stop_signal import StopAtOnce
 from .log.hardware import hardware_words
-from .log.report_page import ReportPage, spoken
-from .log.sample_rows import record_rows
+from .log.report_page import ReportPage, record_rows, spoken
 from .log.summary import print_dry_run, print_result, print_start
 from .models import build_model, check_length
 from .session import Session
@@ -56,7 +55,8 @@ def train(recipe: Recipe, *, dry_run: bool = False, quiet: bool = False, began: 
         return check_by_trying(session)
     stop = StopAtOnce(active=session.is_main)
     with ended_in_a_sentence(session, stop), session.folder.held() if session.is_main else nullcontext(), stop:
-        check_upload(session)
+        if session.is_main and recipe.publish.repo_id is not None:
+            resolve_repo_id(recipe.publish.repo_id)
         session.prepare()  # the data
         verdict = session.from_main(session.resume.verdict)
         if verdict.kind == "finished":
@@ -133,12 +133,6 @@ def check_by_trying(session: Session) -> int:
     if session.is_main:
         print_dry_run(session.data, trainer, facts, session.stages)
     return 0
-
-
-def check_upload(session: Session) -> None:
-    """Raise UserError for a repository of the Hub that the finished model could not be pushed to."""
-    if session.is_main and session.recipe.publish.repo_id is not None:
-        resolve_repo_id(session.recipe.publish.repo_id)
 
 
 def finished_before(session: Session, verdict: Verdict) -> int:

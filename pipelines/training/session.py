@@ -1,7 +1,6 @@
 """The session of a run: the objects that are made once from its recipe, such as engine, data and trainer."""
 
 import json
-import sys
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,6 +12,7 @@ from ..data.rows import steps_of_epoch
 from ..errors import UserError
 from ..generation import locate_model
 from ..likelihoods.minimal_pairs import MinimalPairs, open_pairs
+from ..likelihoods.without_logits import without_logits
 from ..objectives.data import Data, is_packed
 from ..objectives.prepare import cache_of, prepare_data
 from ..recipes.checks import check_schedule
@@ -25,12 +25,20 @@ from ..storage.record import data_identity
 from .arguments import data_ranks, rows_of, settle, total_steps, training_arguments
 from .checkpoints.resume import Resume, rows_per_step_before
 from .checkpoints.run_folder import RunFolder
+from .compiled_layers import CompiledLayers
 from .engines.asked import check_one_device, engine_for
+from .engines.deepspeed_engine import whole_weights
 from .engines.engine import Engine
+from .engines.fsdp import as_accelerate_asks
 from .engines.main_process import broadcast_from_main
 from .engines.parts_of_rows import check_rows_can_be_shared
 from .learning_rate import share_of_steps
+from .log.trackers import keep_in_run
+from .losses.validation_metrics import ValidationMetrics
+from .models import check_rows_fit
 from .stages.stage_run import StagedTraining, StageRun, rows_of_run, stage_runs
+from .stages.staged_trainer import StagedTrainer
+from .trainer import AnyformerTrainer
 
 
 @dataclass
@@ -59,6 +67,7 @@ class Session:
 
         is_trial: whether nothing is resumed. Raises UserError for a recipe that cannot be trained here.
         """
+        recipe = as_accelerate_asks(recipe)
         section = recipe.training
         engine = engine_for(section, trusts_checkpoints=recipe.trust_remote_code)
         # A resumed run has the rows per step of before, also if it had another number of processes then.
@@ -81,8 +90,6 @@ class Session:
         """Prepare the data, in the main process first, and settle what depends on their size."""
         recipe = self.recipe
         if recipe.model.name_or_path is not None:
-            from .models import check_rows_fit
-
             locate_model(recipe.model.name_or_path, "model.name_or_path")
             check_rows_fit(recipe)
             self.recipe = recipe = with_base(recipe)
@@ -92,7 +99,7 @@ class Session:
         with self.arguments.main_process_first(local=False, desc="preparing data"):
             if recipe.evaluation.minimal_pairs is not None:
                 self.pairs = open_pairs(recipe.evaluation.minimal_pairs)
-            self.data = prepare_data(recipe, progress=self.is_main and sys.stdout.isatty(), for_training=True)
+            self.data = prepare_data(recipe, for_training=True)
         rows, folder = self.data.rows["train"], self.folder
         self.add_facts()
         folder.data, per_step = self.data.facts, rows_of(self.arguments)
@@ -154,13 +161,6 @@ class Session:
 
     def trainer(self, model):
         """The trainer of a model."""
-        from ..likelihoods.without_logits import without_logits
-        from .compiled_layers import CompiledLayers
-        from .engines.deepspeed_engine import whole_weights
-        from .log.trackers import keep_in_run
-        from .losses.validation_metrics import ValidationMetrics
-        from .trainer import AnyformerTrainer
-
         recipe, arguments, data = self.recipe, self.arguments, self.data
         if self.pairs is not None:
             self.pairs.check(plain(model), data.tokenizer)
@@ -168,8 +168,6 @@ class Session:
             keep_in_run(arguments.output_dir)
         trained, trainer_class = data.rows["train"], AnyformerTrainer
         if recipe.stages:
-            from .stages.staged_trainer import StagedTrainer
-
             trained = rows_of_run(self.stages, recipe.training.seed)
             of_stages = any(stage.learning_rate is not None for stage in recipe.stages)
             shares = partial(share_of_steps, recipe) if of_stages else None

@@ -27,6 +27,7 @@ from ..patches import write
 from ..plugins import OPTIMIZERS
 from ..positions import counts_from_padding
 from ..recipes.optimizer_rows import own_optimizer
+from ..recipes.parallelism import reading_together
 from ..recipes.schema import TrainingSection
 from ..storage.checkpoints import check_intact, list_checkpoints
 from ..transformers_logging import without_messages
@@ -118,6 +119,7 @@ class AnyformerTrainer(Trainer):
             # Trainer warns that it does not smooth several labels; our loss of them does (losses.SeveralLabels).
             warnings.filterwarnings("ignore", "Label smoothing is not compatible", UserWarning)
             super().__init__(**kwargs)
+        self.accelerator.autocast_handler = engine.autocast
         args, folder = self.args, self.args.output_dir
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())  # a tied head is not saved a second time
         write(self.model, "_keys_to_ignore_on_save", self.model._keys_to_ignore_on_save | tied)
@@ -149,7 +151,7 @@ class AnyformerTrainer(Trainer):
         self.steps = StepGuard(section, self.guard, (self.routers, self.parts))
         self.stop_signal = StopSignal(self.accelerator)
         self.watchdog = StallWatchdog(folder, section.stall_minutes, args.process_index)
-        self.throughput = ThroughputLog(args, engine.counting_together, engine.flop_count(self.model))
+        self.throughput = ThroughputLog(args, reading_together(section.parallelism), engine.flop_count(self.model))
         self.progress = ProgressLine()
         self.epochs = SetEpochCallback(self.train_dataset)
         self.staging = CheckpointStaging(run_identity, writes=args.should_save)

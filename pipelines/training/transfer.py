@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from ..accounting.layers import OUTERMOST
+from .optimizers import split_groups
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,6 @@ def scale_new_weights(model: nn.Module, scales: dict[str, Scale]) -> None:
 
 def scale_rates(optimizer: torch.optim.Optimizer, model: nn.Module, scales: dict[str, Scale]) -> None:
     """Multiply AdamW's settings by the factors, splitting its groups as needed; Muon's groups do not change."""
-    from .optimizers import split_groups
-
     by_id = {id(p): scales[name] for name, p in model.named_parameters()}
 
     def scaled(parameter, group: dict) -> dict:

@@ -12,7 +12,7 @@ from models import autocast, decoder, forward_backward
 LORA = LoraSettings(dropout=0.0, target_modules="all-linear")
 
 
-def adapter(setting, dtype: str, rows: str, checkpointed: bool, batch: int, length: int, vocab: int, **sizes) -> dict:
+def adapter(device, dtype: str, rows: str, checkpointed: bool, batch: int, length: int, vocab: int, **sizes) -> dict:
     """Gradients of LoRA on all linear layers: TRL (where it is installed), the class's own loss, ours.
 
     rows: those of TRL, "packed", which keeps documents apart, or "plain", which lets them see each other.

@@ -21,7 +21,7 @@ def documents(length: int) -> torch.Tensor:
     return torch.tensor([row[:length]])
 
 
-def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int) -> dict:
+def native(device: str, dtype: str, rows: str, length: int, hidden: int, heads: int) -> dict:
     """Passes of native LLaMA or Mistral under sdpa and under our backend, and of our decoder with equal weights.
 
     rows: "plain", or "packed" with documents, or of a model with a "window" of 128 tokens, or both.
@@ -44,33 +44,33 @@ def native(setting, dtype: str, rows: str, length: int, hidden: int, heads: int)
     }
     models["native anyformer"].load_state_dict(models["native sdpa"].state_dict())
     models["ours"] = anyformer.from_native(models["native sdpa"])
-    ids = torch.randint(512, (2, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
+    ids = torch.randint(512, (2, length), generator=torch.Generator().manual_seed(1)).to(device)
     batch = {"input_ids": ids, "labels": ids, "use_cache": False}
     if "packed" in rows:
-        batch["position_ids"] = documents(length).expand(2, -1).to(setting.device)
-    return {name: forward_backward(model.to(setting.device), batch, dtype) for name, model in models.items()}
+        batch["position_ids"] = documents(length).expand(2, -1).to(device)
+    return {name: forward_backward(model.to(device), batch, dtype) for name, model in models.items()}
 
 
-def states(setting, dtype: str, length: int, hidden: int, heads: int) -> dict:
+def states(device: str, dtype: str, length: int, hidden: int, heads: int) -> dict:
     """Passes of a decoder layer with full attention, and with each kind that keeps a state of as many heads."""
     kinds = {kind: {"attention_pattern": [kind]} for kind in STATES}
-    return decoders(setting, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=heads)
+    return decoders(device, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=1, num_attention_heads=heads)
 
 
-def strides(setting, dtype: str, length: int, stride: int, layers: int, hidden: int, heads: int) -> dict:
+def strides(device: str, dtype: str, length: int, stride: int, layers: int, hidden: int, heads: int) -> dict:
     """Passes of a decoder with full and with strided attention."""
     kinds = {"full": {}, "strided": {"attention_pattern": ["strided_attention"], "attention_stride": stride}}
     return decoders(
-        setting, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads
+        device, dtype, length, kinds, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads
     )
 
 
-def decoders(setting, dtype: str, length: int, kinds: dict[str, dict], **sizes) -> dict:
+def decoders(device: str, dtype: str, length: int, kinds: dict[str, dict], **sizes) -> dict:
     """{variant: pass of a decoder of ours with its fields}."""
-    ids = torch.randint(512, (1, length), generator=torch.Generator().manual_seed(1)).to(setting.device)
+    ids = torch.randint(512, (1, length), generator=torch.Generator().manual_seed(1)).to(device)
     batch, variants = {"input_ids": ids, "labels": ids, "use_cache": False}, {}
     for name, fields in kinds.items():
         config = anyformer.AnyformerDecoderConfig(vocab_size=512, max_position_embeddings=length, **sizes, **fields)
-        model = anyformer.AnyformerDecoderForCausalLM(config).to(setting.device)
+        model = anyformer.AnyformerDecoderForCausalLM(config).to(device)
         variants[name] = forward_backward(model, batch, dtype)
     return variants

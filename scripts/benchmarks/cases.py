@@ -7,7 +7,6 @@ from itertools import product
 
 import adapters
 import attention
-import decoding
 import method
 import steps
 from method import Goal
@@ -32,7 +31,7 @@ class Shape:
 class Case:
     """What is timed against what.
 
-    build(setting, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
+    build(device, **sizes) -> {variant: function}. The first variant is the reference; all must give equal results.
     tiny: sizes that replace a shape's for a test of the case. clock, warm, same: as in `method.compare`.
     memory: whether peak memory is measured, by torch's profiler; a goal limits the share of a peer's that "ours" needs.
     """
@@ -212,7 +211,7 @@ CASES = [
     ),
     Case(
         "generate",
-        decoding.generate,
+        steps.generate,
         [
             *(generate(*each) for each in product(((2, 64, 2), (8, 384, 6)), (1, 8), (32, 512))),
             *(generate((8, 384, 6), batch, 32, "static") for batch in (1, 8)),

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 
 import attention
-import decoding
+import steps
 import torch
 from anyformer.pipelines.backends import backend_arguments, is_flash
 from anyformer.pipelines.checks.check_report import ask
@@ -21,7 +21,6 @@ from anyformer.pipelines.objectives.documents_apart import with_borders
 from family_variants import ZOO
 from method import BF16_TOLERANCE, line
 from models import FAMILIES, Step, batch_of, forward_backward, model_of
-from run import Setting
 from torch.utils._python_dispatch import TorchDispatchMode
 from zoo_subject import ZooSubject
 
@@ -140,7 +139,7 @@ def generate(report: Report) -> None:
     sizes = report.large | {"prompt": 8 if report.tiny else 128, "tokens": tokens}
     sizes.pop("length")
     for cache in ("growing",) if report.tiny else ("growing", "static"):
-        variants = decoding.generate(Setting(report.device), "bf16", cache=cache, **sizes)
+        variants = steps.generate(report.device, "bf16", cache=cache, **sizes)
         for name, call in variants.items():
             with report.part(f"{name}, {cache} cache"):
                 call()

@@ -9,10 +9,8 @@ measures an emulation. The first call of each variant must give an equal result.
 """
 
 import gc
-import importlib.metadata
 import math
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -26,6 +24,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
+from anyformer.pipelines.storage.record import package_versions
+from anyformer.pipelines.training.log.hardware import processor_name
 from torch.profiler import ProfilerActivity, profile
 
 GUARD = "guard"
@@ -80,9 +80,6 @@ class Timing:
     @property
     def milliseconds(self) -> float:
         return 1e3 * float(np.median(self.seconds))
-
-
-# ------------------------------------------------------------------------------------------------------------ clocks
 
 
 def with_clock(now: Callable[[], float], variant: Callable) -> Timed:
@@ -194,8 +191,6 @@ def void_reason(timings: dict, dtype: str, device: str = "cpu") -> str | None:
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------- printed
-
 HEADER = "| what | variant | ratio to | ratio (90 % interval) | ms | goal | verdict |\n|---|---|---|---|---|---|---|"
 
 
@@ -228,29 +223,17 @@ def memory_row(what: str, variant: str, peer: str, peaks: dict[str, int], goal: 
     return line(what, variant, peer, figures, "-", goal or "-", verdict)
 
 
-def version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
 def machine() -> str:
     """Machine, versions, commit and command, printed beside every number."""
-    cpu = platform.processor() or platform.machine()
-    if Path("/proc/cpuinfo").exists():
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        cpu = next((text.split(":", 1)[1].strip() for text in lines if "model name" in text), cpu)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    packages = ("torch", "transformers", "accelerate", "datasets", "tokenizers")
-    versions = ", ".join(f"{name} {version(name)}" for name in packages)
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     commit = ""
     if shutil.which("git"):
         git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return (
-        f"machine: {cpu}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}\n"
-        f"versions: Python {platform.python_version()}, {versions}\n"
+        f"machine: {processor_name()}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}\n"
+        f"versions: {versions}\n"
         f"commit: {commit or 'unknown'}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}\n"
         f"command: python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
     )

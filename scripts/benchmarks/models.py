@@ -3,18 +3,7 @@
 import contextlib
 
 import torch
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-    ViTConfig,
-    ViTForImageClassification,
-)
+import transformers
 
 import anyformer
 
@@ -26,7 +15,7 @@ def common(hidden: int, layers: int, heads: int, **_) -> dict:
 
 def decoder(vocab: int, hidden: int, length: int, **sizes) -> tuple:
     """Return (class, config) of LLaMA, untied. The functions below return those of other architectures."""
-    return LlamaForCausalLM, LlamaConfig(
+    return transformers.LlamaForCausalLM, transformers.LlamaConfig(
         vocab_size=vocab,
         intermediate_size=-(-8 * hidden // (3 * 64)) * 64,
         max_position_embeddings=length,
@@ -38,7 +27,7 @@ def decoder(vocab: int, hidden: int, length: int, **sizes) -> tuple:
 
 def moe(vocab: int, heads: int, length: int, experts: int, channels: int, **sizes) -> tuple:
     """Mixtral with two experts a token. Its balance loss is left out, because its formula differs from ours."""
-    return MixtralForCausalLM, MixtralConfig(
+    return transformers.MixtralForCausalLM, transformers.MixtralConfig(
         vocab_size=vocab,
         intermediate_size=channels,
         num_key_value_heads=heads,
@@ -53,13 +42,15 @@ def moe(vocab: int, heads: int, length: int, experts: int, channels: int, **size
 def masked(vocab: int, hidden: int, **sizes) -> tuple:
     """BERT without dropout."""
     dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    config = BertConfig(vocab_size=vocab, intermediate_size=4 * hidden, **dropout, **common(hidden, **sizes))
-    return BertForMaskedLM, config
+    config = transformers.BertConfig(
+        vocab_size=vocab, intermediate_size=4 * hidden, **dropout, **common(hidden, **sizes)
+    )
+    return transformers.BertForMaskedLM, config
 
 
 def seq2seq(vocab: int, hidden: int, layers: int, heads: int, channels: int, **_) -> tuple:
     """T5 v1.1."""
-    return T5ForConditionalGeneration, T5Config(
+    return transformers.T5ForConditionalGeneration, transformers.T5Config(
         vocab_size=vocab,
         d_model=hidden,
         d_kv=hidden // heads,
@@ -75,8 +66,10 @@ def seq2seq(vocab: int, hidden: int, layers: int, heads: int, channels: int, **_
 
 def vit(hidden: int, image: int, **sizes) -> tuple:
     """Images in patches of 16 x 16 pixels, 1,000 classes."""
-    config = ViTConfig(image_size=image, intermediate_size=4 * hidden, num_labels=1000, **common(hidden, **sizes))
-    return ViTForImageClassification, config
+    config = transformers.ViTConfig(
+        image_size=image, intermediate_size=4 * hidden, num_labels=1000, **common(hidden, **sizes)
+    )
+    return transformers.ViTForImageClassification, config
 
 
 FAMILIES = {each.__name__: each for each in (decoder, moe, masked, seq2seq, vit)}

@@ -6,25 +6,17 @@ and measures nothing.
 
 import argparse
 import sys
-from dataclasses import dataclass
 
 import cases
 import method
 import torch
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where a case runs."""
-
-    device: str = "cpu"
-
-
-def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int | None = None, tiny: bool = False):
+def measure(case: cases.Case, shape: cases.Shape, device: str, rounds: int | None = None, tiny: bool = False):
     """Print the rows of one shape of a case; return (variants, timings)."""
     torch.compiler.reset()
     label, dtype = str(shape) or case.name, shape.sizes.get("dtype", "fp32")
-    variants = case.build(setting, **shape.sizes)
+    variants = case.build(device, **shape.sizes)
     timings = method.compare(
         variants,
         rounds or (1 if tiny else case.rounds),
@@ -34,9 +26,9 @@ def measure(case: cases.Case, shape: cases.Shape, setting: Setting, rounds: int 
         method.TOLERANCE if dtype == "fp32" else method.BF16_TOLERANCE,
         case.same,
     )
-    reference, void = next(iter(variants)), method.void_reason(timings, dtype, setting.device)
+    reference, void = next(iter(variants)), method.void_reason(timings, dtype, device)
     print(method.guard_row(label, reference, timings, void))
-    measured = case.memory and setting.device == "cpu"
+    measured = case.memory and device == "cpu"
     peaks = {name: method.peak_bytes(variant) for name, variant in variants.items()} if measured else {}
     for name in list(variants)[1:]:
         for peer in dict.fromkeys([reference, *(peer for variant, peer in shape.goals if variant == name)]):
@@ -68,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     for name in args.names:
         case = names[name]
         for shape in case.tiny_shapes() if args.tiny else case.shapes:
-            measure(case, shape, Setting(), args.rounds, args.tiny)
+            measure(case, shape, "cpu", args.rounds, args.tiny)
 
 
 if __name__ == "__main__":

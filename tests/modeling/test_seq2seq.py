@@ -11,7 +11,6 @@ from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5F
 from transformers.modeling_outputs import BaseModelOutput
 
 from anyformer import (
-    AnyformerSeq2SeqConfig,
     AnyformerSeq2SeqForConditionalGeneration,
     AnyformerSeq2SeqForSequenceClassification,
     AnyformerSeq2SeqModel,
@@ -156,20 +155,6 @@ def test_assisted_and_prompt_lookup_decoding_give_the_greedy_tokens(variant):
             "prompt lookup of old transformers ends at a start token that is an end token; native BART's does, too"
         )
     assert torch.equal(variant.generate(ids, **GREEDY, prompt_lookup_num_tokens=3), expected)
-
-
-# ---- saving and loading
-
-
-def test_the_configs_of_the_stacks_are_not_saved_into_the_models(tiny_seq2seq_config, tmp_path):
-    config = tiny_seq2seq_config(num_decoder_layers=3)
-    model = build(config)
-    model.generate(tokens(), max_new_tokens=2)
-    assert model.config.is_encoder_decoder and model.config.num_hidden_layers == 2
-    model.save_pretrained(tmp_path)
-    again = AnyformerSeq2SeqConfig.from_pretrained(tmp_path)
-    assert (again.num_hidden_layers, again.num_decoder_layers, again.is_encoder_decoder) == (2, 3, True)
-    assert [len(stack.layers) for stack in (model.model.encoder, model.model.decoder)] == [2, 3]
 
 
 # ---- classification

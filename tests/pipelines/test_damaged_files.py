@@ -110,7 +110,7 @@ CASES = [(damage, has_manifest) for damage in DAMAGE for has_manifest in (False,
 CASES += [(damage, True) for damage in OTHERS]
 
 
-@pytest.mark.parametrize("damage, has_manifest", a_share(CASES, 3))
+@pytest.mark.parametrize("damage, has_manifest", a_share(CASES, 6))
 def test_a_damaged_model_is_one_sentence_that_names_the_file_at_every_door(
     damage, has_manifest, model, command, capsys, tmp_path, tiny_recipe
 ):

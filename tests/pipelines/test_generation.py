@@ -10,7 +10,6 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import (
     _inputs_of,
     _options,
-    continue_text,
     free_positions,
     generate_text,
     ids_of_question,
@@ -21,7 +20,7 @@ from anyformer.pipelines.generation import (
 from tiny_tokenizers import of_bytes, of_words
 from tokenizers.normalizers import Lowercase
 from tokenizers.processors import TemplateProcessing
-from transformers import BartConfig, GPT2Config, GPT2LMHeadModel
+from transformers import BartConfig, GPT2Config
 
 from anyformer import AnyformerDecoderForCausalLM
 from anyformer_main import main
@@ -111,12 +110,6 @@ def test_an_empty_prompt_begins_a_document(saved):
     assert generate_text(saved(), "", max_new_tokens=5, seed=0) != ""
 
 
-def test_native_models_generate_as_well(tokenizer, tmp_path):
-    GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2, n_positions=8)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    assert generate_text(str(tmp_path), "zq", max_new_tokens=50).startswith("zq")
-
-
 def test_what_is_no_model_is_one_sentence(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
@@ -156,8 +149,8 @@ def test_a_chat_template_that_fails_is_one_sentence(template, words, saved, caps
     assert sentence.startswith(f"anyformer: --chat: the chat template of MODEL={folder} {words}")
 
 
-def test_a_question_is_put_with_its_system_message_and_tools_or_refused(saved):
-    model, tokenizer = load_writer(saved())
+def test_a_question_in_parts_is_put_with_its_system_message_and_tools(saved):
+    _, tokenizer = load_writer(saved())
     tool = {"type": "function", "function": {"name": "snow", "description": "Snow there.", "parameters": {}}}
     said = [{"role": "system", "content": "Be short."}]
     with_tools = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role + ': ' }}"
@@ -165,11 +158,6 @@ def test_a_question_is_put_with_its_system_message_and_tools_or_refused(saved):
     tokenizer.chat_template = with_tools
     text = tokenizer.decode(ids_of_question(tokenizer, [*said, {"role": "user", "content": "hello"}], [tool]))
     assert text.endswith("system: Be short.;user: hello;") and "Snow there." in text
-    how = {"chat": True, "history": said, "do_sample": False, "max_new_tokens": 4}
-    assert continue_text(model, tokenizer, "hello", tools=[tool], **how) is not None
-    tokenizer.chat_template = with_tools.replace("tools | tojson", "'x'")
-    with pytest.raises(UserError, match="does not write tools, so that the model would not read them"):
-        continue_text(model, tokenizer, "hello", tools=[tool], **how)
 
 
 def test_text_is_told_piece_by_piece_as_it_is_written(saved):

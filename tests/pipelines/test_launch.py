@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSection
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.asked import ENGINES, engine_for
 from anyformer.pipelines.training.engines.deepspeed_engine import DeepSpeed
+from anyformer.pipelines.training.engines.fsdp import as_accelerate_asks
 from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from family_variants import a_share
@@ -37,7 +38,7 @@ ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
         (["--launch", "zero2", "--nproc", "2", ADAMW, "training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole"),
         (["--launch", "ddp", "--nproc", "2", "training.deepspeed=zero3"], "deepspeed='zero3'; write --launch zero2"),
         (["--launch", "zero2", "--nproc", "2", ADAMW, "training.deepspeed=zero3"], "is of stage 3; write"),
-        (["--launch", "ddp", "--nproc", "2", "training.fsdp=full_shard"], "'full_shard'; write --launch fsdp2"),
+        (["--launch", "ddp", "--nproc", "2", "training.fsdp=full_shard"], "use training.parallelism, such as"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_one_sentence_before_any_process_starts(
@@ -74,28 +75,72 @@ def test_each_rank_gets_the_command_without_the_launch_and_with_what_its_engine_
     monkeypatch.setattr(launch, "count_gpus", lambda: 4)
     assert command("train", "quickstart", "--launch", "zero3", ADAMW, "--dry-run") == 7
     assert command("train", "quickstart", "--nproc=2", "--launch=fsdp2", "training.seed=3") == 7
-    (zero, no_variables, four), (fsdp, variables, two) = started
+    (zero, variables, four), (fsdp, others, two) = started
     program = [sys.executable, "-P", "-m", "anyformer_main", "train", "quickstart"]
     assert zero == [*program, ADAMW, "--dry-run", "training.deepspeed=zero3"] and four == 4
-    assert fsdp == [*program, "training.seed=3"] and two == 2
-    assert no_variables.keys() == {"OMP_NUM_THREADS"}
-    assert variables["ACCELERATE_USE_FSDP"] == "true" and variables["FSDP_VERSION"] == "2"
+    assert fsdp == [*program, "training.seed=3", "training.parallelism={dp_shard: 2}"] and two == 2
+    assert variables.keys() == others.keys() == {"OMP_NUM_THREADS"}
 
 
-def test_the_variables_of_fsdp2_are_those_of_accelerate_launch(repo_root, monkeypatch):
+def variables_of_accelerate(*words) -> dict[str, str]:
+    """What `accelerate launch` sets in each process for FSDP."""
     from accelerate.commands import launch as accelerate
 
-    words = ["--config_file", str(repo_root / "configs/accelerate/fsdp2.yaml"), "--main_process_port", "0", "x.py"]
-    args, _, _ = accelerate._validate_launch_command(accelerate.launch_command_parser().parse_args(words))
-    theirs = accelerate.prepare_multi_gpu_env(args)
-    assert {name: theirs.get(name) for name in launch.fsdp_variables()} == launch.fsdp_variables()
+    parsed = accelerate.launch_command_parser().parse_args([*words, "--main_process_port", "0", "x.py"])
+    variables = accelerate.prepare_multi_gpu_env(accelerate._validate_launch_command(parsed)[0])
+    names = ("ACCELERATE_USE_", "FSDP_", "PARALLELISM_CONFIG_")
+    return {name: value for name, value in variables.items() if name.startswith(names)}
+
+
+USE_FSDP = ("--use_fsdp", "--fsdp_version", "2", "--num_processes", "4", "--mixed_precision", "no")
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (("--config_file", "configs/accelerate/fsdp2.yaml"), {"dp_shard": 8}),
+        (("--config_file", "configs/accelerate/hsdp.yaml"), {"dp_replicate": 2, "dp_shard": 8}),
+        (USE_FSDP, {"dp_shard": 8}),
+        ((*USE_FSDP, "--fsdp_offload_params", "true"), {"dp_shard": 8, "fsdp_cpu_offload": True}),
+    ],
+    ids=["fsdp2.yaml", "hsdp.yaml", "--use_fsdp", "offload"],
+)
+def test_fsdp2_by_accelerate_is_training_parallelism(words, expected, repo_root, without_launcher, monkeypatch):
+    monkeypatch.chdir(repo_root)
+    for name, value in {"WORLD_SIZE": "8", **variables_of_accelerate(*words)}.items():
+        monkeypatch.setenv(name, value)
+    recipe = as_accelerate_asks(load_recipe("quickstart"))
+    assert recipe.training.parallelism == ParallelismSettings(**expected)
+    assert engine_for(recipe.training).name == "mesh" and as_accelerate_asks(recipe) is recipe
+    assert not {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_PARALLELISM_CONFIG"} & os.environ.keys()
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (("--fsdp_version", "1"), "fsdp_version=1, for accelerate launch: FSDP1 is not wired"),
+        (("--fsdp_reshard_after_forward", "false"), "fsdp_reshard_after_forward=false, for accelerate launch"),
+        (("--fsdp_auto_wrap_policy", "NO_WRAP"), "fsdp_auto_wrap_policy=NO_WRAP, for accelerate launch"),
+        (("--fsdp_activation_checkpointing", "true"), "write training.gradient_checkpointing=true"),
+        (("--fsdp_state_dict_type", "SHARDED_STATE_DICT"), "weights are saved whole, and states in shards"),
+        (("--use_parallelism_config", "--parallelism_config_cp_size", "2"), "parallelism_config_cp_size=2"),
+    ],
+)
+def test_a_key_of_accelerate_that_fsdp2_does_not_have_is_refused_by_name(
+    words, sentence, without_launcher, monkeypatch
+):
+    for name, value in variables_of_accelerate(*USE_FSDP, *words).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError) as caught:
+        as_accelerate_asks(load_recipe("quickstart"))
+    assert sentence in str(caught.value)
 
 
 @needs_deepspeed
 def test_an_own_configuration_goes_with_its_stage(tmp_path, without_launcher):
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
-    assert launch.settings_of("zero2", load_recipe("quickstart", [ADAMW, f"training.deepspeed={file}"])) == ([], {})
+    assert launch.settings_of("zero2", load_recipe("quickstart", [ADAMW, f"training.deepspeed={file}"])) == []
     assert {"ddp", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", "fsdp2", "mesh"} == set(
         launch.engines()
     )
@@ -179,8 +224,6 @@ def test_each_rank_gets_a_signal_once_and_the_job_ends_with_its_code(number, tmp
     [
         ({"ACCELERATE_DYNAMO_USE_FULLGRAPH": "False", "MASTER_ADDR": "127.0.0.1"}, [], "accelerate launch was asked"),
         ({"RANK": "0", "ACCELERATE_USE_CPU": "true"}, [ADAMW, "training.deepspeed=zero2"], "ACCELERATE_USE_CPU=true"),
-        ({"ACCELERATE_USE_FSDP": "true"}, [], "FSDP2 needs GPUs: on a CPU accelerate trains DDP instead"),
-        ({}, ["training.fsdp=full_shard"], "write anyformer train RECIPE --launch zero3"),
     ],
 )
 def test_a_launcher_that_falls_back_silently_is_refused(
@@ -207,7 +250,7 @@ def test_what_begins_to_train_is_the_engine_asked_for(without_launcher, monkeypa
     def wrapped(name):
         return type(name, (), {})()
 
-    for asked, name in (("DDP", "DistributedDataParallel"), ("DeepSpeed", "DeepSpeedEngine"), ("FSDP", "FSDPMine")):
+    for asked, name in (("DDP", "DistributedDataParallel"), ("DeepSpeed", "DeepSpeedEngine")):
         engine = next(each for each in ENGINES if each.name == asked)(TrainingSection())
         engine.check_wrapped(wrapped(name))
         engine.check_wrapped(SimpleNamespace(_orig_mod=wrapped(name)))  # compiled

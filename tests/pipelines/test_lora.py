@@ -1,7 +1,9 @@
 """training.lora: an adapter is trained and saved, its base stays as it was, and everything works on its folder."""
 
 import importlib.util
+import io
 import json
+import shutil
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from anyformer.pipelines.recipes.schema import LoraSettings
 from anyformer.pipelines.training.engines.mesh import NEEDED
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
-from task_data import task_recipe
+from task_data import task_recipe, write_lines
 from test_distributed import assert_close
 from test_text_to_text import mixed_recipe
 from transformers.distributed import DistributedConfig
@@ -163,6 +165,44 @@ def test_every_task_of_texts_trains_an_adapter_measures_it_and_merges_it(tmp_pat
         found.append(json.loads((tmp_path / "found.json").read_text())["metrics"])
     assert found[0].keys() == found[1].keys() and len(found[0]) >= 2
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], abs=1e-4)  # fp32: the sum of weights, not of outputs
+
+
+def test_every_door_takes_the_place_to_which_a_base_has_moved(tmp_path, command, capsys, monkeypatch):
+    """Also the reference of preferences, which was the base at its old place."""
+    lora = {"max_steps": 2, "lora": {"r": 4, "target_modules": "all-linear"}, "learning_rate": 1e-2}
+    recipe, run, base = task_recipe(tmp_path, "preference", training=lora), tmp_path / "run", tmp_path / "base"
+    assert command("train", recipe) == 0
+    write_lines(tmp_path / "pairs.jsonl", [{"sentence_good": "a good one", "sentence_bad": "one good a"}])
+    found, short = tmp_path / "found.json", ("--greedy", "--max-new-tokens", "4")
+    doors = {
+        "preferences": ("evaluate", run, "--output", found),
+        "its recipe": ("evaluate", run, recipe, "--output", found),
+        "minimal pairs": ("evaluate", run, tmp_path / "pairs.jsonl", "--output", found),
+        "two models": ("evaluate", run, run, recipe, "--output", found),
+        "generate": ("generate", run, "a good", *short),
+        "chat": ("chat", run, *short),
+        "inspect": ("inspect", run, "a good one", "--out", tmp_path / "page.html"),
+        "merge": ("merge", run, tmp_path / "merged"),
+    }
+
+    def opened(door, *more):
+        capsys.readouterr()
+        monkeypatch.setattr("sys.stdin", io.StringIO("a good\n"))
+        found.unlink(missing_ok=True)
+        code, said = command(*doors[door], *more), capsys.readouterr()
+        made = json.loads(found.read_text()) if found.exists() else {}
+        metrics = [each["metrics"] for each in made.get("results", [made]) if "metrics" in each]
+        return code, said.err, metrics or said.out.replace(str(base), "").replace(str(tmp_path / "moved"), "")
+
+    before = {door: opened(door) for door in doors}
+    shutil.rmtree(tmp_path / "merged")
+    base.rename(tmp_path / "moved")
+    for door in doors:
+        code, error, _ = opened(door)
+        assert code == 2 and "which is not found here; name it by --base-model NAME" in error
+        code, error, given = opened(door, "--base-model", tmp_path / "moved")
+        assert (before[door][0], code) == (0, 0), error
+        assert given == before[door][2]
 
 
 def test_an_adapter_leaves_out_what_its_task_does_not_use(tmp_path, command, masked_base):

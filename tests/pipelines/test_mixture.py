@@ -64,7 +64,7 @@ def mixture(tiny_recipe, tmp_path):
     return make
 
 
-def alone(path, number, data, cache):
+def alone(path, number, data):
     """(data, training rows) of part `number` of a recipe as the objective of a run, with the mixture's tokenizer.
 
     data: the prepared mixture.
@@ -78,8 +78,8 @@ def alone(path, number, data, cache):
     objective = objective_of(recipe_from_dict(recipe | {"name": "alone"}))
     reads = objective.Reads(objective)
     sources = reads.open()
-    own = reads.prepare(sources, cache, False, data.tokenizer)
-    return own, reads.rows(own, sources["train"], "train", cache)
+    own = reads.prepare(sources, data.tokenizer)
+    return own, reads.rows(own, sources["train"], "train")
 
 
 def trimmed(batch, place):
@@ -105,7 +105,7 @@ def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_th
     assert batch["row_ids"] == chosen and is_packed(data)
     assert ("position_ids" in batch) == (family != "seq2seq") and ("attention_mask" in batch) == (family == "seq2seq")
     for number, label in enumerate(train.parts):
-        data_alone, own = alone(path, number, data, tmp_path / "cache")
+        data_alone, own = alone(path, number, data)
         assert len(own) == len(train.parts[label])
         turns = -(-train.counts[label] // len(own))
         for place in (place for place, row in enumerate(chosen) if train.place(row)[0] == label):

@@ -66,8 +66,6 @@ MESHES = {
     "ep-tp": (2, "{tp: 2, ep: 2}", MIXTURE, 1, "DTensor(tp 2 x ep 2)"),
     "moe-fsdp2": (2, "{dp_shard: 2}", MIXTURE, 2, "DTensor(fsdp 2)"),
     "moe-tp": (2, "{tp: 2}", MIXTURE, 1, "DTensor(tp 2)"),
-    "hsdp": (4, "{dp_shard: 2, dp_replicate: 2}", DECODER, 4, "DTensor(dp_replicate 2 x fsdp 2)"),
-    "fsdp2-tp": (4, "{dp_shard: 2, tp: 2}", DECODER, 2, "DTensor(fsdp 2 x tp 2)"),
 }
 
 
@@ -97,7 +95,7 @@ def test_processes_that_share_a_model_train_what_one_trains_and_go_on_from_a_che
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ddp", "pp", "tp", "fsdp2", "ep-tp", "fsdp2-tp", "hsdp"])
+@pytest.mark.parametrize("name", ["ddp", "pp", "tp", "fsdp2", "ep-tp"])
 def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(
     name, tiny_recipe, ranks, alone, monkeypatch
 ):
@@ -133,15 +131,22 @@ def test_a_shared_checkpoint_is_trained_accumulated_and_its_best_kept(native, ti
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting, most", [("fsdp_mixed_precision", 0.05), ("fsdp_cpu_offload", 0.0)])
-def test_gathers_in_bf16_and_shards_on_the_cpu_train_as_fsdp2_does(setting, most, tiny_recipe, ranks, monkeypatch):
+@pytest.mark.parametrize(
+    "shares, words, most",
+    [
+        ("{dp_shard: 2}", ["training.bf16=true"], 0.05),
+        ("{tp: 2}", ["training.bf16=true"], 0.05),
+        ("{dp_shard: 2, fsdp_cpu_offload: true}", [], 0.0),
+    ],
+)
+def test_bf16_and_shards_on_the_cpu_train_as_a_mesh_in_fp32_does(shares, words, most, tiny_recipe, ranks, monkeypatch):
     """Offloading moves nothing on a CPU, and pins memory for a GPU, which is left out here."""
     offloads = partial(CPUOffloadPolicy, pin_memory=False)
     monkeypatch.setattr("transformers.distributed.fsdp.CPUOffloadPolicy", offloads)
     monkeypatch.setattr(Mesh, "check_device", lambda self, device: None)
     recipe = tiny_recipe(model=DECODER, training=STEPS | {"max_steps": 10})
-    plain = ranks(2, recipe, "training.parallelism={dp_shard: 2}")
-    got = ranks(2, recipe, f"training.parallelism={{dp_shard: 2, {setting}: true}}")
+    plain = ranks(2, recipe, "training.parallelism={dp_shard: 2}", "training.bf16=false")
+    got = ranks(2, recipe, f"training.parallelism={shares}", *words)
     assert max(abs(a - b) for a, b in zip(got[1], plain[1], strict=True)) <= most
     assert most == 0 or got[1] != plain[1]
 
@@ -159,7 +164,7 @@ def test_a_run_goes_on_with_its_model_shared_otherwise(tiny_recipe, ranks):
     """Optimizer states are addressed by the names of weights, and a step keeps its rows."""
     recipe, few = tiny_recipe(model=DECODER, training=STEPS), "data.max_documents=3"
     _, losses, run = ranks(2, recipe, few, "training.parallelism={dp_shard: 2}")
-    for count, shares in ((2, "{tp: 2}"), (4, "{dp_shard: 2, tp: 2}"), (4, "{dp_shard: 4}")):
+    for count, shares in ((2, "{tp: 2}"), (4, "{dp_shard: 2, tp: 2}")):
         facts, rest, _ = ranks(count, recipe, few, f"training.parallelism={shares}", start=run / "checkpoint-25")
         assert facts["rows_per_step"] == 8
         assert_close(rest, losses[25:])
@@ -195,7 +200,7 @@ def test_processes_that_share_each_row_train_what_one_trains(tiny_recipe, one_do
 def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, monkeypatch):
     monkeypatch.setattr("anyformer.pipelines.training.session.check_processes", lambda *_: None)
     monkeypatch.setattr("anyformer.pipelines.training.engines.engine.Engine.check_launcher", lambda *_: None)
-    assert command("train", tiny_recipe(), "training.parallelism={cp: 2}") == 2
+    assert command("train", tiny_recipe(), "training.parallelism={sp: 2}") == 2
     error = capsys.readouterr().err
     assert "these rows hold several documents each, which would see each other" in error and "data.document=" in error
 
@@ -208,14 +213,13 @@ def test_rows_of_several_documents_are_not_shared(tiny_recipe, command, capsys, 
 @pytest.mark.parametrize(
     "words, engine",
     [
-        (["--launch", "fsdp2"], "FSDPAnyformerDecoderForCausalLM"),
-        (["--launch", "fsdp2", "training.parallelism={cp: 2}"], "FSDPAnyformerDecoderForCausalLM"),
+        (["--launch", "fsdp2"], "DTensor(fsdp 2)"),
         (["--launch", "zero3", "training.parallelism={sp: 2}"], "DeepSpeedEngine"),
         (["--launch", "mesh", "training.parallelism={dp_shard: 2}"], "DTensor(fsdp 2)"),
         (["--launch", "mesh", "training.parallelism={tp: 2}"], "DTensor(tp 2)"),
         (["--launch", "mesh", "training.parallelism={pp: 2}"], "Schedule1F1B(pp 2)"),
     ],
-    ids=["fsdp2", "cp", "sp", "mesh", "tp", "pp"],
+    ids=["fsdp2", "sp", "mesh", "tp", "pp"],
 )
 def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document, tmp_path):
     recipe = tiny_recipe(model=DECODER, training=STEPS | {"save_steps": 100})
@@ -245,20 +249,20 @@ def test_two_gpus_train_what_one_trains(words, engine, tiny_recipe, one_document
         ("{dp_shard: 2, ep: 4}", [], "ep must be a multiple of tp, and divide dp_shard x tp"),
         ("{pp: 5}", [], "pp does not divide model.num_hidden_layers="),
         ("{pp: 2, tp: 2}", [], "pp is not wired beside tp; set one of them to 1"),
-        ("{tp: 2, fsdp_mixed_precision: true}", [], "fsdp_mixed_precision=true goes with dp_shard or dp_replicate"),
+        ("{tp: 2, fsdp_cpu_offload: true}", [], "fsdp_cpu_offload=true goes with dp_shard or dp_replicate"),
         ("{pp: 2}", ["training.per_device_train_batch_size=1"], "is less than the stages of training.parallelism="),
         ("{pp: 2}", ["model.position_encoding=learned"], "position_encoding='learned', which is added to them"),
         ("{pp: 2}", ["data.mixture=[{source: stdlib}]", "data.source=null"], "data.mixture is not wired beside"),
         ("{pp: 2}", ["training.gradient_checkpointing=true"], "training.gradient_checkpointing=true is not wired"),
         ("{sp: 2}", ["objective.sequence_length=255"], "2 parts of equal length do not make objective.sequence_length"),
-        ("{cp: 2}", ["model.attn_implementation=eager"], "replaces sdpa alone, and model.attn_implementation=eager"),
+        ("{sp: 2}", ["model.attn_implementation=eager"], "replaces sdpa alone, and model.attn_implementation=eager"),
         ("{sp: 2}", ["training.label_smoothing_factor=0.1"], "label_smoothing_factor=0.1 is not wired beside"),
         ("{sp: 2, tp: 2}", [], "sp is not wired beside tp"),
         ("{sp: 2}", ["model.position_encoding=alibi"], "position_encoding='alibi' adds to scores of whole rows"),
-        ("{cp: 2}", ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"], "cp needs attention"),
+        ("{sp: 2}", ["model.sliding_window=8", "model.attention_pattern=[sliding_attention]"], "sp needs attention"),
         ("{tp: 2}", ["training.optim=lion_32bit"], "training.optim=lion_32bit looks at whole matrices"),
         ("{tp: 2}", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights"),
-        ("{tp: 2}", ["training.deepspeed=zero2"], "and training.deepspeed='zero2' exclude each other"),
+        ("{tp: 2}", ["training.deepspeed=zero2"], "training.deepspeed='zero2' and training.parallelism="),
         ("{pp: 2}", ["training.torch_compile=true"], "training.torch_compile=true is not wired beside"),
     ],
 )
@@ -275,7 +279,7 @@ def test_what_cannot_be_shared_is_one_sentence_when_the_recipe_is_read(shares, o
         (["--launch", "mesh", "--nproc", "4", "training.parallelism={tp: 2}"], "takes 2 processes"),
         (["--launch", "ddp", "--nproc", "2", "training.parallelism={tp: 2}"], "{tp: 2} runs by --launch mesh"),
         (["--launch", "mesh", "training.parallelism={sp: 2}"], "training.parallelism={sp: 2} runs by --launch zero3"),
-        (["--launch", "mesh", "training.parallelism={cp: 2}"], "training.parallelism={cp: 2} runs by --launch fsdp2"),
+        (["--launch", "fsdp2", "--nproc", "1"], "shares nothing: all its numbers are 1"),
         (["training.parallelism={tp: 2}"], "takes 2 processes"),
     ],
 )

@@ -17,7 +17,7 @@ from anyformer import load_recipe, prepare_data
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}
-LIMITS |= {"attention kind": 20, "attention class": 15, "optimizer": 15, "schedule": 10}
+LIMITS |= {"attention kind": 20, "attention class": 15, "optimizer": 15, "schedule": 10, "position scheme": 45}
 OF_ATTENTION = ("dilated_attention", "fading_attention")
 TINY = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64}
 CLOSE = {"atol": 1e-5, "rtol": 0}  # fp32, sums in another order
@@ -61,6 +61,15 @@ def test_the_methods_that_the_documentation_gives_to_a_part_are_its_own():
     for kind, names in of_parts.items():
         part = getattr(OBJECTIVES["translation"], kind)
         assert [name for name in re.findall(r"`(\w+)`", names) if not callable(getattr(part, name, None))] == []
+
+
+def test_the_distances_of_the_documented_position_scheme_reach_the_loss():
+    namespace: dict = {}
+    try:
+        exec(compile(examples()["position scheme"], "plugins.md", "exec"), namespace)
+        assert namespace["slopes_model"].model.position_encoding.slopes.weight.grad.abs().sum() > 0
+    finally:
+        unregister("learned_slopes")
 
 
 def recipe_file(folder: Path, **sections) -> Path:

@@ -61,7 +61,7 @@ def corpus_of(folder, kind):
 @pytest.fixture
 def tokenizer(stream_folder, tmp_path):
     corpus = corpus_of(stream_folder, "list")
-    return train_or_load_tokenizer(TokenizerSection(type="char"), corpus, tmp_path / "cache", progress=False)
+    return train_or_load_tokenizer(TokenizerSection(type="char"), corpus, tmp_path / "cache")
 
 
 def rows_from(stream, number, position=None):

@@ -15,6 +15,7 @@ from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
 from anyformer.pipelines.training.trainer import AnyformerTrainer
+from run_folders import assert_same
 from torch.utils.data import Dataset
 from training_steps import small_arguments
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback
@@ -96,12 +97,6 @@ def test_private_methods_of_trainer_are_those_of_the_table_and_each_is_called(ma
 
 def weights(trainer):
     return {n: p.detach().clone() for n, p in trainer.model.named_parameters()}
-
-
-def assert_same(a, b):
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])

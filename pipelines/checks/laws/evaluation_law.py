@@ -4,11 +4,11 @@ import tempfile
 from collections.abc import Iterator
 
 import torch
+from transformers import Trainer, TrainingArguments
 
 from ...errors import first_line
 from ..findings import Finding, Verdict, of_fact
 from ..subject import Subject
-from ..trainer_rows import plain_trainer, rows_of
 
 NEEDS = ("labels",)
 
@@ -50,3 +50,15 @@ def counts_first_label(subject: Subject, trainer) -> str:
         return ""
     loss_type = getattr(trainer.model, "loss_type", None)
     return f"its loss_type is {loss_type!r}, not ForCausalLM: Trainer counts the first label of each row, too"
+
+
+def rows_of(batch: dict) -> list[dict]:
+    """A batch as a data set: a dict of CPU tensors for each row."""
+    return [{name: x[row].cpu() for name, x in batch.items()} for row in range(len(batch["labels"]))]
+
+
+def plain_trainer(model, folder: str, rows: list[dict] | None = None, **arguments):
+    """transformers' own Trainer, silent, on the device of the model."""
+    fixed = {"report_to": [], "disable_tqdm": True, "use_cpu": model.device.type == "cpu", "logging_steps": 10**6}
+    fixed |= {"save_strategy": "no", "seed": 5, "dataloader_pin_memory": False}
+    return Trainer(model=model, args=TrainingArguments(output_dir=folder, **(fixed | arguments)), train_dataset=rows)

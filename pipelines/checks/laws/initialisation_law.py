@@ -7,8 +7,7 @@ import torch
 
 from ..findings import Finding, not_claimed, of_fact
 from ..subject import Subject
-from ..unwritten import unwritten_is_nan
-from .saving_law import differing, tensors
+from .saving_law import differing, tensors, unwritten_is_nan
 
 FEW = 256  # the fewest values of which a standard deviation is compared
 

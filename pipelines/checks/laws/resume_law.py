@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from ..findings import Finding, of_fact
 from ..subject import Subject
-from ..trainer_rows import plain_trainer, rows_of
+from .evaluation_law import plain_trainer, rows_of
 from .saving_law import differing
 
 NEEDS = ("labels",)

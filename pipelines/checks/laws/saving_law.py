@@ -1,14 +1,16 @@
 """A saved model is loaded bit by bit: weights, buffers, ties and outputs, from several shards; no key is missing."""
 
+import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.utils._device import _device_constructors
 
+from ...patches import replaced
 from ..findings import Finding, of_fact
 from ..subject import Subject
-from ..unwritten import unwritten_is_nan
 
 MUST_RUN = True
 STEPS = (
@@ -45,6 +47,26 @@ def ask(subject: Subject) -> Iterator[Finding]:
         other = differing(tensors(model.base_model), tensors(base))
         why = wrong_of_base or ", ".join(other[:3])
         yield of_fact("the base model is loaded from the same files, bit-equal", not other, why=why)
+
+
+@contextlib.contextmanager
+def unwritten_is_nan():
+    """Let torch.empty and empty_like return nan on the CPU, so that a weight or buffer that was never set shows."""
+    # torch caches which functions `with torch.device("meta")` intercepts. If the first call came inside this context,
+    # the cache would hold the functions below, and later models would be allocated on the CPU instead of meta.
+    _device_constructors()
+
+    def filling(original):
+        def make(*args, **kwargs):
+            out = original(*args, **kwargs)
+            if out.is_floating_point() and out.device.type == "cpu":
+                out.fill_(float("nan"))
+            return out
+
+        return make
+
+    with replaced(torch, empty=filling(torch.empty), empty_like=filling(torch.empty_like)):
+        yield
 
 
 def loaded_from(folder: str, cls: type, like):

@@ -25,7 +25,9 @@ from .gguf_types import BOUNDS, QUANTIZE
 from .modelfile import modelfile
 from .verifying import Exported
 
-RARE = 0.02  # share of the hard texts
+RARE = 0.03  # share of the hard texts
+# What llama.cpp reads otherwise than BERT: of a syllable that is decomposed it keeps the first letter.
+OTHERWISE = ", the others with Hangul, vowel signs of Indic scripts or characters that are new in Unicode"
 KEPT_EXACT = ("position_embd", "token_types", "ffn_gate_inp")  # small, and read as fp32
 
 
@@ -66,6 +68,7 @@ def export_gguf(source: str, kind: str, out: Path, *, trust_remote_code: bool = 
         for suffix in (".json", ".Modelfile", ".gguf"):
             os.replace(aside.with_suffix(suffix), out.with_suffix(suffix))
     alike = f"{len(texts) - unlike:,} of {counted(len(texts), 'hard text')} in the same tokens"
+    alike += OTHERWISE if unlike else ""
     return (
         f"gguf, {kind}: {type(model).__name__}, {words}; tokenizer as llama.cpp's {facts['tokenizer']}, {alike}; "
         f"compared by {facts['by']}; written to {out}, with a Modelfile for Ollama that was not run"
@@ -161,14 +164,17 @@ def write_and_compare(file: Path, it: Exported, read_as: vocabulary.Kind, kind: 
     Raises UserError where they differ, or where llama-quantize fails.
     """
     first, by_llama = kind if kind in BOUNDS else "f16", verifying.has_llama()
-    fallen, others = write_file(file, it, read_as, first, pooling), []
+    fallen, others, chats = write_file(file, it, read_as, first, pooling), [], []
     it.model.float()
     compared, bound = verifying.compared_by_reader, max(it.architecture.tolerance, BOUNDS[first])
     if by_llama:
         compared, others = verifying.compared_by_llama, verifying.other_stops(file, it)
+        chats = verifying.unlike_chats(file, it) if it.tokenizer.chat_template else []
     words, facts = compared(file, it, bound)
     if others and not it.architecture.embeds:
         words += f", llama.cpp stops also at {', '.join(others)}"
+    if chats:
+        words += f", llama.cpp writes {', '.join(chats)} in other tokens than the chat template does here"
     if vocabulary.composes(it.tokenizer):
         words += ", texts must be composed (NFC), which llama.cpp does not do"
     if fallen:
@@ -181,7 +187,7 @@ def write_and_compare(file: Path, it: Exported, read_as: vocabulary.Kind, kind: 
         os.replace(small, file)
         changed = compared(file, it, float("inf"))[0] if by_llama else "not compared"
         words += f"; then {kind} by {QUANTIZE}, without a bound: {changed}"
-    return words, facts | {"stops_also_at": others}
+    return words, facts | {"stops_also_at": others, "chats_unlike": chats}
 
 
 def pooling_of(folder: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...chat_templates import ASK, PROBES, SAY, ChatTemplate
 from ...errors import UserError
 from .architectures import GgufArchitecture
 
@@ -82,6 +83,41 @@ def other_stops(file: Path, it: Exported) -> list[str]:
     if missing := set(it.stops) - there:
         raise UserError(f"--to gguf: llama.cpp does not stop at {names(sorted(missing))}; nothing was written")
     return names(sorted(there - set(it.stops)))
+
+
+class TemplateInFile:
+    """A file's chat template as llama.cpp's Python package renders it, in the place of a tokenizer."""
+
+    def __init__(self, llama):
+        import llama_cpp
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        words = llama_cpp.llama_model_get_vocab(llama.model)
+        eos, bos = (llama_cpp.llama_vocab_get_text(words, it).decode() for it in (llama.token_eos(), llama.token_bos()))
+        self.formatted = Jinja2ChatFormatter(llama.metadata["tokenizer.chat_template"], eos, bos)
+
+    def apply_chat_template(self, messages: list[dict], tools: list[dict] | None = None, **others: Any) -> str:
+        return self.formatted(messages=messages, tools=tools).prompt
+
+
+def unlike_chats(file: Path, it: Exported) -> list[str]:
+    """What of conversations becomes other tokens by the chat template in a file than by the tokenizer's: tools, ..."""
+    llama, unlike = open_llama(file, vocab_only=True), []
+    ours, theirs = (ChatTemplate(each) for each in (it.tokenizer, TemplateInFile(llama)))
+    asked = {"questions": ([ASK], {}), "several turns": ([ASK, SAY, ASK], {})}
+    for what, (messages, variables) in (asked | {name: probe[:2] for name, probe in PROBES.items()}).items():
+        how = variables | {"tokenize": False, "add_generation_prompt": True}
+        try:
+            text = ours.write(messages, **how)
+        except Exception:  # its template is not for such conversations
+            continue
+        ids = it.tokenizer(text, add_special_tokens=False)["input_ids"]
+        try:
+            is_same = llama.tokenize(theirs.write(messages, **how).encode(), False, True) == ids
+        except Exception:  # a template is a program, and can fail in any way
+            is_same = False
+        unlike += [] if is_same else [what]
+    return unlike
 
 
 def compared_by_llama(file: Path, it: Exported, bound: float) -> tuple[str, dict]:

@@ -9,18 +9,16 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ...errors import UserError
-from ...storage.atomic import write_atomically
+from ...storage.atomic import is_disk_full, write_atomically
 from ...storage.checkpoints import RUN_FILE, STAGING, commit, list_checkpoints, prune
-from ...storage.full_disk import is_disk_full
 from ...storage.model_folder import remove_supplied_code
 
 
 class CheckpointStaging:
     """Stages and commits the checkpoints of a run.
 
-    Args:
-        run_identity: text that is saved in each checkpoint.
-        writes: whether this process writes checkpoints; the others only wait.
+    run_identity: text that is saved in each checkpoint.
+    writes: whether this process writes checkpoints; the others only wait.
     """
 
     def __init__(self, run_identity: str, writes: bool):

@@ -26,23 +26,14 @@ from ...recipes.schema import Recipe, StageSection, TrainingSection
 from ...recipes.stage_plan import rates_of, stages_of
 from ...reporting.run_log import COMPLETING
 from ...storage.checkpoints import MANIFEST, RUN_FILE, find_last_complete, list_checkpoints, set_aside, step_of
-from ...storage.ownership import find_foreign
 from ...storage.record import OF, Record
-from ...words import counted
+from ...words import counted, say
 from ..engines.engine import Engine
 from ..engines.mesh import OPTIMIZER_FOLDER
 from ..learning_rate import replace_shares
-from .run_folder import RunFolder, processes_of, read_identity, say
-from .same_run import (
-    LENGTH,
-    of_best_metric,
-    resume_difference,
-    resume_differences,
-    rows_asked_for,
-    schedule_of,
-    section_of,
-    shared_steps,
-)
+from . import same_run
+from .run_folder import RunFolder, processes_of, read_identity
+from .safe_load import find_foreign
 
 
 @dataclass(frozen=True)
@@ -128,10 +119,7 @@ class Resume:
             return stored
         has_model = any((self.path / name).exists() for name in ("config.json", ADAPTER_CONFIG))
         if has_model and not list_checkpoints(self.path):
-            raise UserError(
-                f"{path} cannot be read, and no checkpoint says which run the model in {self.path} is of; choose "
-                f"another output_dir"
-            )
+            raise UserError(f"{path} is damaged, and no checkpoint says whose the model is; choose another output_dir")
         say(f"{path} cannot be read; set aside as {set_aside(path).name}, the checkpoints say how far the run is")
         return None
 
@@ -171,16 +159,11 @@ class Resume:
         Of a shorter run, those after its learning rates begin to differ from this run's are renamed.
         """
         folders = list_checkpoints(self.path)
+        holds = f"training.output_dir={self.path} holds {folders[0].name if folders else ''}"
         if folders and not self.recipe.training.resume:
-            raise UserError(
-                f"training.output_dir={self.path} already holds {folders[0].name}, and training.resume is false; "
-                f"choose another output_dir"
-            )
+            raise UserError(f"{holds}, and training.resume is false; choose another output_dir")
         if folders and not any((folder / name).is_file() for folder in folders for name in (RUN_FILE, MANIFEST)):
-            raise UserError(
-                f"training.output_dir={self.path} holds {folders[0].name}, which anyformer did not write; "
-                f"choose another output_dir"
-            )
+            raise UserError(f"{holds}, which anyformer did not write; choose another output_dir")
         found = []
         for checkpoint in folders:
             stored = read_identity(checkpoint / RUN_FILE)
@@ -204,7 +187,7 @@ class Resume:
 
     def _differences(self, stored: dict) -> Iterator[str]:
         """Words for each setting but the length, and each file that a run depends on, in which a stored run differs."""
-        settings = resume_difference(self._recipe_of(stored), self.recipe.to_dict())
+        settings = same_run.resume_difference(self._recipe_of(stored), self.recipe.to_dict())
         if settings is not None and not self.is_longer_than(stored):
             yield settings
         before = stored["data"]
@@ -220,7 +203,7 @@ class Resume:
             if weights is not None and not is_whole and Record(before.get(key)).differs_from(Record(weights)):
                 where = getattr(self.recipe, name).name_or_path
                 yield f"the weights of {name}.name_or_path={where!r} have changed since"
-        asked = rows_asked_for(stored["recipe"]) == rows_asked_for(self.recipe.to_dict())
+        asked = same_run.rows_asked_for(stored["recipe"]) == same_run.rows_asked_for(self.recipe.to_dict())
         if asked and before.get("validated_on") != now.get("validated_on"):
             yield "the data that validations measure has changed since"
         loaded = {plugin["plugin"]: plugin.get("sha256") for plugin in loaded_plugins()}
@@ -241,10 +224,10 @@ class Resume:
 
     def is_longer_than(self, stored: dict) -> bool:
         """Whether the stored run differs from this one only in length, and is shorter."""
-        differing = {path for path, _, _ in resume_differences(self._recipe_of(stored), self.recipe.to_dict())}
-        if not differing or not all(path in LENGTH or path.startswith("stages.") for path in differing):
+        differing = {path for path, _, _ in same_run.resume_differences(self._recipe_of(stored), self.recipe.to_dict())}
+        if not differing or not all(path in same_run.LENGTH or path.startswith("stages.") for path in differing):
             return False
-        before = self.total_steps(section_of(stored["recipe"]))
+        before = self.total_steps(same_run.section_of(stored["recipe"]))
         now = self.total_steps(self.recipe.training)
         return before is not None and now is not None and before < now
 
@@ -253,11 +236,11 @@ class Resume:
 
         Raises UserError if none would be left.
         """
-        old = schedule_of(stored["recipe"])
+        old = same_run.schedule_of(stored["recipe"])
         new = self.recipe
         old_steps = self.total_steps(old.training)
         new_steps = self.total_steps(new.training)
-        shared = shared_steps(old, old_steps, new, new_steps)
+        shared = same_run.shared_steps(old, old_steps, new, new_steps)
         late = [checkpoint for checkpoint in checkpoints if step_of(checkpoint) > shared]
         if len(late) == len(checkpoints):
             differing = "stages" if new.stages else f"learning rates ({old.training.lr_scheduler_type})"
@@ -302,7 +285,7 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
     reader = "plain" if engine.whole else engine.name
     if writer != reader:
         ways = {kind.name: kind.launched_by for kind in Engine.__subclasses__()}
-        launch = "without DeepSpeed and FSDP" if writer == "plain" else f"by --launch {ways[writer]}"
+        launch = "without DeepSpeed and a mesh" if writer == "plain" else f"by --launch {ways[writer]}"
         raise UserError(
             f"{checkpoint} holds the states of a run {'without an engine' if writer == 'plain' else 'under ' + writer}"
             f", which {engine.name or 'one process'} cannot read; go on {launch}, or begin from its weights "
@@ -317,8 +300,8 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
     foreign = find_foreign(checkpoint) if engine.reads_pickles and not trusted else None
     if foreign is not None:
         raise UserError(
-            f"{checkpoint}: {foreign}, and resuming under DeepSpeed or FSDP runs whatever code its files hold; if you "
-            f"trust them, make a copy of your own and resume that, or add --trust-remote-code"
+            f"{checkpoint}: {foreign}, and resuming under DeepSpeed or a mesh runs whatever code its files hold; if "
+            f"you trust them, make a copy of your own and resume that, or add --trust-remote-code"
         )
     # elastic.py converts shards of ZeRO-1 and ZeRO-2; of ZeRO-3 it would lose a part (losses differ by 1e-3).
     before = processes_of(checkpoint)
@@ -331,12 +314,10 @@ def check_engine(checkpoint: Path, engine: Engine, processes: int, trusted: bool
 
 
 def saved_under(checkpoint: Path) -> str:
-    """Which engine wrote a checkpoint: "DeepSpeed", "FSDP", "mesh", or "plain" for one process or DDP."""
+    """Which engine wrote a checkpoint: "DeepSpeed", "mesh", or "plain" for one process or DDP."""
     if (checkpoint / OPTIMIZER_FOLDER).is_dir():
         return MESH
-    if any(checkpoint.glob("global_step*")):
-        return "DeepSpeed"
-    return "FSDP" if any(checkpoint.glob("pytorch_model_fsdp*")) else "plain"
+    return "DeepSpeed" if any(checkpoint.glob("global_step*")) else "plain"
 
 
 # ------------------------------------------------------------------------------- settings that a resumed run changes
@@ -371,7 +352,8 @@ class ResumedSettings(TrainerCallback):
             replace_shares(scheduler, scheduler.lr_lambdas)
         before = (self.stored or {}).get("evaluation", {})
         now = self.recipe.get("evaluation", {}) | {"best_metric": args.metric_for_best_model}
-        if any(before.get(name, now.get(name)) != now.get(name) for name in of_best_metric(now["best_metric"])):
+        names = same_run.of_best_metric(now["best_metric"])
+        if any(before.get(name, now.get(name)) != now.get(name) for name in names):
             state.best_metric = state.best_global_step = state.best_model_checkpoint = None
 
 
@@ -391,14 +373,14 @@ def extend(recipe: Recipe) -> Recipe:
         raise UserError(f"{setting} holds no run to extend; train it first, without --extend")
     stored = run["recipe"]
     steps = run.get("steps")
-    restarts = section_of(stored).restarts
+    restarts = same_run.section_of(stored).restarts
     again = recipe.with_(training={"restarts": restarts})
     extended = again.to_dict()
     # Whether a step has as many rows, divided otherwise, is checked when the run goes on.
     same = stored | {"training": stored["training"] | {name: extended["training"][name] for name in SETTINGS}}
-    if restarts and resume_difference(same, extended) is None:
+    if restarts and same_run.resume_difference(same, extended) is None:
         return again
-    old = schedule_of(stored)
+    old = same_run.schedule_of(stored)
     if 0 < len(recipe.stages) <= len(old.stages) and old.training.max_steps == recipe.training.max_steps:
         return recipe.with_(stages=_trained_so_far(recipe, old, [section.until for section in old.stages]))
     if run.get("status") != "finished":
@@ -407,9 +389,7 @@ def extend(recipe: Recipe) -> Recipe:
         raise UserError(f"{setting}: {run['ended_early']}; begin another run from it, by model.name_or_path")
     most = recipe.training.max_steps
     if most > 0 and most <= steps:
-        raise UserError(
-            f"training.max_steps={most} is no more than the {steps:,} steps that the run in {setting} has made"
-        )
+        raise UserError(f"training.max_steps={most} is no more than the {steps:,} steps of the run in {setting}")
     if not recipe.stages:
         return recipe.with_(training={"restarts": [*restarts, steps]})
     ends = [float(stage.end) if stage.end > 1 else 1 / most for stage in stages_of(old)]  # 1.0 would be all steps

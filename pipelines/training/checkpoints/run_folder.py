@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,11 +17,7 @@ from ...storage.checkpoints import RUN_FILE, list_checkpoints
 from ...storage.folder_lock import FolderInUse, folder_lock
 from ...storage.json_text import json_text
 from ...storage.record import Record, local_names, package_versions
-
-
-def say(sentence: str) -> None:
-    """Print one line for the user to stderr, because programs may read stdout."""
-    print(f"anyformer: {sentence}", file=sys.stderr)
+from ...words import say
 
 
 def read_identity(path: Path) -> dict[str, Any] | None:

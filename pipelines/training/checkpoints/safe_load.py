@@ -3,6 +3,7 @@
 Trainer already reads like this. DeepSpeed asks torch for whole pickles, which an environment variable forbids.
 """
 
+import os
 import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,6 +14,7 @@ from accelerate.utils import patch_environment
 from transformers.trainer_pt_utils import safe_globals
 
 from ...errors import UserError
+from ...manifest import MANIFEST, read_manifest
 
 FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}  # overrides the caller (torch/serialization.py)
 PICKLES = ("*.pt", "*.pth")
@@ -101,4 +103,18 @@ def first_with_more(checkpoint: Path, deepspeed: bool) -> str | None:
             except Exception as error:  # a file may also be damaged, which is not the mistake that is looked for
                 if isinstance(error, pickle.UnpicklingError):
                     return str(file.relative_to(checkpoint))
+    return None
+
+
+def find_foreign(checkpoint: Path) -> str | None:
+    """A path of a verified checkpoint that is a link, another user's or not in the manifest, in words; None: none."""
+    listed = read_manifest(checkpoint)
+    for path in (checkpoint.parent, checkpoint, *sorted(checkpoint.rglob("*"))):
+        name = "the folder" if path in (checkpoint, checkpoint.parent) else str(path.relative_to(checkpoint))
+        if path.is_symlink():
+            return f"{name} is a link"
+        if hasattr(os, "geteuid") and path.stat().st_uid != os.geteuid():
+            return f"{name} belongs to another user (number {path.stat().st_uid})"
+        if path.is_file() and name != MANIFEST and name not in listed:
+            return f"{name} is not in its manifest"
     return None

@@ -27,9 +27,8 @@ class WeightAverage(TrainerCallback):
     Frozen parameters and buffers are not averaged, as in torch's AveragedModel. The average has the dtype and device of
     the parameters and takes as much memory.
 
-    Args:
-        decay: share of the average that stays in each step, from 0 to below 1; with 0 the average equals the weights.
-        warmup: whether the first steps have a smaller decay.
+    decay: share of the average that stays in each step, from 0 to below 1; with 0 the average equals the weights.
+    warmup: whether the first steps have a smaller decay.
     """
 
     def __init__(self, decay: float, warmup: bool = True):
@@ -102,25 +101,20 @@ def trained(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def average_weights(model: torch.nn.Module, checkpoints: list[Path]) -> dict[str, torch.Tensor]:
-    """The mean of the weights of a model's checkpoints; integer buffers are those of the last one."""
-    total: dict[str, torch.Tensor] = {}
-    for checkpoint in checkpoints:
-        adapter = checkpoint / ADAPTER_WEIGHTS
-        stored = load_file(adapter) if is_adapted(model) else stored_weights(model, checkpoint)
-        for name, tensor in stored.items():
-            total[name] = total[name] + tensor if name in total and tensor.is_floating_point() else tensor
-    return {name: x / len(checkpoints) if x.is_floating_point() else x for name, x in total.items()}
-
-
 def load_average(model: torch.nn.Module, found: list[Path]):
-    """Load the mean of the weights of some checkpoints into a model.
+    """Load the mean of the weights of some checkpoints into a model; integer buffers are those of the last one.
 
     Returns the result of load_state_dict; None for an adapter, whose weights are all loaded.
     """
+    total: dict[str, torch.Tensor] = {}
+    for checkpoint in found:
+        stored = load_file(checkpoint / ADAPTER_WEIGHTS) if is_adapted(model) else stored_weights(model, checkpoint)
+        for name, tensor in stored.items():
+            total[name] = total[name] + tensor if name in total and tensor.is_floating_point() else tensor
+    average = {name: x / len(found) if x.is_floating_point() else x for name, x in total.items()}
     if is_adapted(model):
         from peft import set_peft_model_state_dict
 
-        set_peft_model_state_dict(model, average_weights(model, found))
+        set_peft_model_state_dict(model, average)
         return None
-    return model.load_state_dict(average_weights(model, found), strict=False)
+    return model.load_state_dict(average, strict=False)

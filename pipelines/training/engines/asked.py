@@ -7,7 +7,6 @@ from ...recipes.parallelism import MESH, engine_of
 from ...recipes.schema import TrainingSection
 from .deepspeed_engine import DeepSpeed
 from .engine import WAY_OUT, Engine, is_true
-from .fsdp import FSDP
 from .mesh import Mesh
 from .pipeline import Stages
 from .whole import DDP, OneProcess
@@ -17,7 +16,6 @@ ENGINES: dict[type[Engine], object] = {
     Stages: lambda section: section.parallelism is not None and section.parallelism.pp > 1,
     Mesh: lambda section: section.parallelism is not None and engine_of(section.parallelism) == MESH,
     DeepSpeed: lambda section: section.extra.get("deepspeed") is not None or is_true("ACCELERATE_USE_DEEPSPEED"),
-    FSDP: lambda section: section.extra.get("fsdp") or is_true("ACCELERATE_USE_FSDP"),
     DDP: lambda section: int(os.environ.get("WORLD_SIZE", 1)) > 1,
     OneProcess: lambda section: True,
 }

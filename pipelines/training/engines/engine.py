@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from ...adapters import NF4
 from ...errors import UserError
 from ...plugins import objective_of
-from ...recipes.parallelism import MESH, RING, ULYSSES, engine_of, sharing_rows, words_of
+from ...recipes.parallelism import MESH, ULYSSES, engine_of, sharing_rows, words_of
 from ...recipes.schema import LoraSettings, PartNorms, Recipe, TrainingSection
 
 if TYPE_CHECKING:
+    from accelerate.utils import AutocastKwargs
     from transformers import TrainingArguments
 
 # Set only by `accelerate launch`; other variables of accelerate are also set by transformers.
@@ -48,6 +49,7 @@ class Engine:
     reads_pickles = False  # whether its checkpoints are shards that are read with pickle
     loads_by_itself = False  # whether its library reads checkpoints without torch's safe loading
     repeats_weights = True  # whether a weight that is not split is the same in all processes
+    autocast: "AutocastKwargs | None" = None  # how accelerate enters it; None: as it does by itself
 
     def __init__(self, section: TrainingSection, trusts_checkpoints: bool = False):
         self.section, self.parallelism = section, section.parallelism
@@ -147,14 +149,14 @@ class Engine:
             )
 
     def _check_parallelism(self) -> None:
-        """Raise UserError where training.parallelism needs another engine than this one."""
+        """Raise UserError where training.parallelism, or accelerate's launcher, asks for another engine than this."""
         if self.parallelism is None:
+            if is_true("ACCELERATE_USE_FSDP"):  # fsdp.py has removed it where the run is a training
+                raise UserError(f"accelerate launch was asked for FSDP, which only trains; write {WAY_OUT} fsdp2")
             return
-        kind, words = engine_of(self.parallelism), f"training.parallelism={words_of(self.parallelism)}"
-        if kind == ULYSSES and self.name != "DeepSpeed":
+        if engine_of(self.parallelism) == ULYSSES and self.name != "DeepSpeed":
+            words = f"training.parallelism={words_of(self.parallelism)}"
             raise UserError(f"{words}: sp runs under DeepSpeed; write {WAY_OUT} zero3")
-        if kind == RING and self.name != "FSDP":
-            raise UserError(f"{words}: cp runs under FSDP2; write {WAY_OUT} fsdp2")
 
     def check_average(self) -> None:
         """Raise UserError for a moving average of weights, which this engine splits or flattens."""
@@ -240,11 +242,6 @@ class Engine:
     def sharing(self) -> int:
         """The number of consecutive processes that read the same rows, or parts of them."""
         return sharing_rows(self.parallelism)
-
-    @property
-    def counting_together(self) -> int:
-        """The number of processes that count the same tokens: cp splits rows after they are counted, sp before."""
-        return self.sharing if self.parallelism is None else self.sharing // self.parallelism.sp
 
     @property
     def reading_together(self) -> int | None:

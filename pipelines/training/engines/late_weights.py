@@ -141,14 +141,6 @@ def is_late(model: nn.Module) -> bool:
     return any(parameter.is_meta for parameter in model.parameters())
 
 
-def leave_empty(model: nn.Module) -> None:
-    """Allocate weights whose values another process will send; the memory is not used until they are written."""
-    empty = {p: nn.Parameter(torch.empty_like(p, device="cpu"), p.requires_grad) for p in model.parameters()}
-    for module in model.modules():
-        for name, parameter in module._parameters.items():
-            module._parameters[name] = empty.get(parameter)
-
-
 def fill(model: nn.Module, keep: Callable[[list[nn.Parameter]], object] = lambda made: None) -> None:
     """Draw the weights of a model, module by module; tied weights stay one parameter.
 

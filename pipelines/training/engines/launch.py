@@ -17,18 +17,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 
 from ...errors import UserError, did_you_mean
-from ...recipes.deepspeed_settings import shipped_deepspeed, zero_stage
+from ...recipes.deepspeed_settings import zero_stage
 from ...recipes.parallelism import MESH, check_processes, engine_of, processes_of, words_of
+from ...recipes.recipe_files import shipped
 from ...recipes.schema import Recipe
-from ...recipes.strict_yaml import parse_yaml
 from ...recipes.types import show
 from .deepspeed_engine import check_whole_matrices
 from .engine import RANKS
+from .fsdp import with_shards
 
+FSDP2 = "fsdp2"  # training.parallelism={dp_shard: N} in N processes
 # The variable names a file into which a rank writes why it fails; this is torchrun's protocol.
 ERROR_FILE, OURS = "TORCHELASTIC_ERROR_FILE", "ANYFORMER_LAUNCHER"
 # {signal that the launcher receives: signal that it sends to its ranks}. A closed terminal must not end a run without a
@@ -54,24 +55,27 @@ def launch(argv: Sequence[str], recipe: Recipe, engine: str, nproc: int | None) 
         UserError: for an unknown engine, one that this machine cannot run, settings that contradict it, or if another
             launcher has started this process.
     """
-    overrides, environment = settings_of(engine, recipe)
+    overrides = settings_of(engine, recipe)
     shares = recipe.training.parallelism
     if nproc is None and shares is not None:
         nproc = processes_of(shares)
     count = count_processes(engine, nproc)
     if shares is not None:
         check_processes(shares, count, f"--nproc {count}")
+    elif engine == FSDP2:
+        with_shards(recipe, dp_shard=count)
+        overrides = [f"training.parallelism={{dp_shard: {count}}}"]
     command = [sys.executable, "-P", "-m", "anyformer_main", *without_options(argv, "--launch", "--nproc"), *overrides]
-    environment.setdefault("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count))))
-    return supervise(command, environment, count)
+    threads = os.environ.get("OMP_NUM_THREADS", str(threads_of_each(count)))
+    return supervise(command, {"OMP_NUM_THREADS": threads}, count)
 
 
 def engines() -> list[str]:
-    return ["ddp", *sorted(shipped_deepspeed()), "fsdp2", "mesh"]
+    return ["ddp", *shipped("deepspeed", ".json"), FSDP2, MESH]
 
 
-def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]:
-    """(overrides of the recipe, environment variables) that make a rank's trainer use the engine."""
+def settings_of(engine: str, recipe: Recipe) -> list[str]:
+    """The overrides of the recipe that make a rank's trainer use the engine; of FSDP2 `launch` adds the number."""
     if engine not in engines():
         raise UserError(f"--launch {engine}: no such engine{did_you_mean(engine, engines())}")
     if rank := next((name for name in RANKS if name in os.environ), None):
@@ -90,14 +94,13 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
             f"--launch {engine}, but training.parallelism={words_of(shares)} runs by --launch {engine_of(shares)}; "
             f"write that, or set it to null"
         )
-    for name, launcher in (("fsdp", "fsdp2"), ("deepspeed", "zero2")):
-        setting = recipe.training.extra.get(name)
-        if setting and not engine.startswith(launcher.rstrip("2")):
-            raise UserError(
-                f"--launch {engine}, but training.{name}={show(setting)}; write --launch {launcher}, or set it to null"
-            )
+    setting = recipe.training.extra.get("deepspeed")
     if not engine.startswith("zero"):
-        return [], fsdp_variables() if engine == "fsdp2" else {}
+        if setting:
+            raise UserError(
+                f"--launch {engine}, but training.deepspeed={show(setting)}; write --launch zero2, or set it to null"
+            )
+        return []
     check_whole_matrices(recipe.training)
     stage = int(engine[4]) if setting is None else zero_stage(recipe.training)
     if stage != int(engine[4]):
@@ -107,15 +110,7 @@ def settings_of(engine: str, recipe: Recipe) -> tuple[list[str], dict[str, str]]
         )
     if importlib.util.find_spec("deepspeed") is None:
         raise UserError(f"--launch {engine} needs DeepSpeed, which is not installed; install anyformer[deepspeed]")
-    return [f"training.deepspeed={engine}"] if setting is None else [], {}
-
-
-def fsdp_variables() -> dict[str, str]:
-    """The environment variables that `accelerate launch` derives from configs/accelerate/fsdp2.yaml."""
-    file = resources.files("anyformer.configs") / "accelerate" / "fsdp2.yaml"
-    config = parse_yaml(file.read_text(encoding="utf-8"), file.name)["fsdp_config"]
-    values = {name.upper(): str(v).lower() if isinstance(v, bool) else str(v) for name, v in config.items()}
-    return {"ACCELERATE_USE_FSDP": "true", **values}
+    return [f"training.deepspeed={engine}"] if setting is None else []
 
 
 def count_processes(engine: str, nproc: int | None) -> int:

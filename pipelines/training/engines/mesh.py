@@ -6,11 +6,13 @@ saves no optimizer states of such models, so they are saved here, in shards; the
 
 import dataclasses
 import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from accelerate.data_loader import BatchSamplerShard
+from accelerate.utils import AutocastKwargs
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import CheckpointException
 from torch.distributed.fsdp import FSDPModule
@@ -20,6 +22,7 @@ from ...accounting.lora import is_adapted, plain
 from ...adapters import ADAPTER_WEIGHTS
 from ...errors import UserError, first_line
 from ...patches import replaced
+from ...precision import resolve_bf16
 from ...recipes.parallelism import FIELD, MESH, check_model_shares, reading_together, words_of
 from ...recipes.schema import ParallelismSettings
 from ..checkpoints.safe_load import plain_shards_alone
@@ -39,6 +42,7 @@ class Mesh(Engine):
     launched_by = "mesh"
     builds_late = True
     reads_pickles = True
+    autocast = AutocastKwargs(cache_enabled=False)  # a cache would keep bf16 copies of all weights through a step
 
     def _check_parallelism(self) -> None:
         if is_true("ACCELERATE_USE_FSDP") or is_true("ACCELERATE_USE_DEEPSPEED"):
@@ -58,8 +62,13 @@ class Mesh(Engine):
     @contextmanager
     def loading(self, config, device):
         check_model_shares(self.parallelism, config)
+        if self.parallelism.pp > 1:
+            yield {}
+            return
+        how = distributed_config(self.parallelism, in_bf16=resolve_bf16(self.section, device.type))
         try:
-            yield {"distributed_config": distributed_config(self.parallelism)} if self.parallelism.pp == 1 else {}
+            with tied_heads_together():
+                yield {"distributed_config": how}
         except RuntimeError as error:  # torch has no plan for an operation
             raise UserError(
                 f"{FIELD}={words_of(self.parallelism)} does not go with this model: {first_line(error)}"
@@ -78,21 +87,23 @@ class Mesh(Engine):
             check_shared(model, settings)
             return model
         check_model_shares(settings, model.config)
-        config = distributed_config(settings)
+        config = distributed_config(settings, in_bf16=resolve_bf16(self.section, device.type))
         # It warns about every tensor that is redistributed over two dimensions, which is normal on such a mesh.
         logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
         backends = {"attn_implementation": model.config._attn_implementation}
         experts = getattr(model.config, "_experts_implementation", None)
         backends |= {} if experts is None else {"experts_implementation": experts}
+        weights = {name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()}
         try:
-            split = type(model).from_pretrained(
-                None,
-                config=model.config,
-                state_dict={name: Sliced(weight) for name, weight in model.state_dict(keep_vars=True).items()},
-                dtype=model.dtype,
-                distributed_config=config,
-                **backends,
-            )
+            with tied_heads_together():
+                split = type(model).from_pretrained(
+                    None,
+                    config=model.config,
+                    state_dict=weights,
+                    dtype=model.dtype,
+                    distributed_config=config,
+                    **backends,
+                )
         except (ValueError, RuntimeError, OSError) as error:  # RuntimeError: torch has no plan for an operation
             raise UserError(f"{FIELD}={words_of(settings)} does not go with this model: {first_line(error)}") from error
         if split.can_generate():
@@ -189,8 +200,11 @@ class Mesh(Engine):
         return True
 
 
-def distributed_config(settings: ParallelismSettings):
-    """transformers' DistributedConfig of the settings; raises UserError if this transformers is too old for them."""
+def distributed_config(settings: ParallelismSettings, in_bf16: bool):
+    """transformers' DistributedConfig of the settings; raises UserError if this transformers is too old for them.
+
+    in_bf16: whether FSDP2 gathers weights in bf16, in which the model then computes; sums of gradients stay fp32.
+    """
     from transformers.distributed import DistributedConfig
 
     names = {field.name for field in dataclasses.fields(DistributedConfig)}
@@ -203,9 +217,32 @@ def distributed_config(settings: ParallelismSettings):
         dp_replicate_size=settings.dp_replicate,
         tp_size=settings.tp,
         ep_size=settings.ep,
-        fsdp_mixed_precision=settings.fsdp_mixed_precision,
+        fsdp_mixed_precision=in_bf16,
         fsdp_cpu_offload=settings.fsdp_cpu_offload,
     )
+
+
+@contextmanager
+def tied_heads_together() -> Iterator[None]:
+    """In the block transformers splits a head that is tied to the embeddings together with them.
+
+    It ties them later, and two groups of FSDP2 would gather the same weights and send a gradient each. Here they and
+    the last norm are in the group of the whole model, which gathers once, and sends gradients at the end of the
+    backward pass, however often the head is called.
+    """
+    from transformers.distributed import mixin
+
+    apply = mixin.apply_fully_sharded_data_parallelism
+
+    def applied(model, mesh, plan, *plans):
+        head = model.get_output_embeddings()
+        if head in [model.get_submodule(name.rpartition(".")[0]) for name in model.all_tied_weights_keys]:
+            head.weight = model.get_input_embeddings().weight
+            plan = {name: style for name, style in plan.items() if style != "keep_full_weight"}
+        return apply(model, mesh, plan, *plans)
+
+    with replaced(mixin, apply_fully_sharded_data_parallelism=applied):
+        yield
 
 
 def mesh_of(model) -> dict[str, int]:

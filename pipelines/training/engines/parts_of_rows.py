@@ -1,7 +1,7 @@
-"""Sequence parallelism: Ulysses (sp, DeepSpeed's ALST) and ring attention (cp, torch's, with FSDP2).
+"""Sequence parallelism: Ulysses (sp, DeepSpeed's ALST), through accelerate's ParallelismConfig.
 
-Both give each process a part of every row, and attend causally to the whole row without a mask. Packed documents would
-see each other, so each row must hold one document. Both are used through accelerate's ParallelismConfig.
+It gives each process a part of every row, and attends causally to the whole row without a mask. Packed documents would
+see each other, so each row must hold one document.
 """
 
 import torch
@@ -12,20 +12,18 @@ from ...errors import UserError
 from ...recipes.parallelism import FIELD, words_of
 from ...recipes.schema import Recipe
 
-ATTENTION = "sdpa"  # both replace or hook it; flash kernels find documents by position_ids only in batches of one row
+ATTENTION = "sdpa"  # it is replaced; flash kernels find documents by position_ids only in batches of one row
 
 
 def parallelism_config(recipe: Recipe):
     """accelerate's ParallelismConfig for the recipe; None where processes do not share rows."""
     settings = recipe.training.parallelism
-    if settings is None or settings.sp * settings.cp == 1:
+    if settings is None or settings.sp == 1:
         return None
     from accelerate import ParallelismConfig
     from accelerate.utils import DeepSpeedSequenceParallelConfig
 
     sizes = {"dp_shard_size": settings.dp_shard, "dp_replicate_size": settings.dp_replicate}
-    if settings.cp > 1:
-        return ParallelismConfig(cp_size=settings.cp, **sizes)
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=ATTENTION)
     return ParallelismConfig(sp_size=settings.sp, sp_backend="deepspeed", sp_handler=handler, **sizes)
 
@@ -33,7 +31,7 @@ def parallelism_config(recipe: Recipe):
 def check_rows_can_be_shared(recipe: Recipe, rows: Dataset) -> None:
     """Raise UserError where processes share rows that hold several documents."""
     settings = recipe.training.parallelism
-    if settings is not None and settings.sp * settings.cp > 1 and rows.is_packed:
+    if settings is not None and settings.sp > 1 and rows.is_packed:
         raise UserError(
             f"{FIELD}={words_of(settings)} attends to whole rows without a mask, and these rows hold several documents "
             f"each, which would see each other; train on one plain text file, which data.document=file takes as one "

@@ -76,7 +76,7 @@ def memory_of_recipe(recipe: Recipe, engine: Engine, devices: Devices) -> StepMe
         return None
     try:
         memory = step_memory(recipe, objective_of(recipe), planned_model(recipe, devices), devices, [])
-        return None if memory.activations is None else memory
+        return memory if memory.activations else None
     except (UserError, TypeError):  # TypeError: rows whose length only the data know
         return None
 

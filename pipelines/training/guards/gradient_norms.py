@@ -2,11 +2,10 @@
 
 import math
 import re
-from pathlib import Path
 
 import torch
 
-from ...storage.metrics_file import GRADIENTS_FILE
+from ...reporting.run_log import GRADIENTS_FILE
 from ..log.progress import MetricsFile
 
 LAYER = re.compile(r"^(.*?\.\d+)\.")  # the layer in a parameter's name: model.layers.3, encoder.block.0
@@ -27,10 +26,7 @@ class GradientNorms(MetricsFile):
     """
 
     name = GRADIENTS_FILE
-
-    def __init__(self, output_dir: str | Path):
-        super().__init__(output_dir)
-        self._layers: dict[str, float] = {}
+    _layers: dict[str, float] = {}  # of the last step that will be logged
 
     def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
         step = state.global_step + 1

@@ -4,6 +4,7 @@ from collections import deque
 from pathlib import Path
 
 import torch
+from accelerate.utils import gather_object
 
 from ...errors import UserError
 from ...storage.checkpoints import list_checkpoints
@@ -17,8 +18,8 @@ class LossGuard:
     checkpoint is written.
     """
 
-    def __init__(self, output_dir: str | Path, remember: int = 4096):
-        self.output_dir, self.recent = Path(output_dir), deque(maxlen=remember)
+    def __init__(self, output_dir: str | Path):
+        self.output_dir, self.recent = Path(output_dir), deque(maxlen=4096)
 
     def watch(self, step: int, loss: torch.Tensor, rows: "list[int] | torch.Tensor") -> None:
         self.recent.append((step, loss.detach(), rows))
@@ -45,8 +46,6 @@ class LossGuard:
 
     def rows_of(self, step: int, accelerator) -> list[int]:
         """A step's rows, from all processes, in micro-batches whose loss is not finite; if all are finite, all rows."""
-        from accelerate.utils import gather_object
-
         mine = [(bool(loss.isfinite()), [int(row) for row in rows]) for n, loss, rows in self.recent if n == step]
         losses = gather_object(mine)
         bad = [row for finite, rows in losses if not finite for row in rows]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from ...storage.metrics_file import ROUTER_FILE
-from ..checkpoints.run_folder import say
+from ...reporting.run_log import ROUTER_FILE
+from ...words import say
 from ..log.progress import MetricsFile
 
 MEANS = ("router_load", "router_entropy", "router_dropped")  # (L, E), (L,) and (L,) for L sparse layers, E experts

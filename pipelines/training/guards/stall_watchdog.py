@@ -20,6 +20,11 @@ EXIT_STALLED = 75  # EX_TEMPFAIL of sysexits.h: the same command may resume the 
 GRACE_SECONDS = 60  # for writing the stacks
 
 
+def sign_of(doing: str):
+    """A callback's method that beats."""
+    return lambda self, args, state, control, **kwargs: self.beat(state, doing)
+
+
 class StallWatchdog(TrainerCallback):
     """Watches from its own thread whether training makes steps, evaluates batches or saves checkpoints.
 
@@ -50,20 +55,9 @@ class StallWatchdog(TrainerCallback):
             self._thread = threading.Thread(target=self._watch, name="stall watchdog", daemon=True)
             self._thread.start()
 
-    def on_step_end(self, args, state, control, **kwargs):
-        self.beat(state, "a step ended")
-
-    def on_substep_end(self, args, state, control, **kwargs):
-        self.beat(state, "a micro-batch ended")
-
-    def on_prediction_step(self, args, state, control, **kwargs):
-        self.beat(state, "a batch was evaluated")
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        self.beat(state, "an evaluation ended")
-
-    def on_save(self, args, state, control, **kwargs):
-        self.beat(state, "a checkpoint was saved")
+    on_step_end, on_substep_end = sign_of("a step ended"), sign_of("a micro-batch ended")
+    on_prediction_step, on_evaluate = sign_of("a batch was evaluated"), sign_of("an evaluation ended")
+    on_save = sign_of("a checkpoint was saved")
 
     def close(self) -> None:
         """Stop watching, however training has ended."""

@@ -20,7 +20,7 @@ from ...errors import UserError
 from ...recipes.schema import TrainingSection
 from ...storage.atomic import write_atomically
 from ...storage.checkpoints import step_of
-from ..checkpoints.run_folder import say
+from ...words import say
 from .loss_guard import LossGuard, words_of_rows
 
 FILE = "step_guard.json"

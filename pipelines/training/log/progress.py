@@ -12,10 +12,9 @@ from transformers.trainer_utils import has_length
 
 from ...data.sample_ids import NumberedRows
 from ...recipes.optimizer_rows import RATES
-from ...reporting.run_log import is_metric
+from ...reporting.run_log import METRICS_FILE, is_metric, read_metrics
 from ...storage.atomic import write_atomically
 from ...storage.json_text import json_text
-from ...storage.metrics_file import METRICS_FILE, read_metrics
 from ...words import counted, human_time, short_metric
 
 FURTHER = {"mfu": "MFU {mfu:.0%}", "data_share": "data {data_share:.0%}", "memory_gb": "{memory_gb:.1f} GB"}

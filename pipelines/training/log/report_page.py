@@ -1,16 +1,27 @@
 """The report page of a run, during training and afterwards; its errors are printed and never end the run."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 
+import torch
+from rich.console import Console
 from transformers import TrainerCallback
 
+from ...objectives.data import Data
+from ...objectives.showing import legend
 from ...reporting.plots import can_plot
-from ..checkpoints.run_folder import say
+from ...reporting.report import write_report
+from ...reporting.run_log import ROWS_FILE
+from ...storage.atomic import write_atomically
+from ...words import say
+from ..checkpoints.run_folder import RunFolder
 
 MOST_OF_TIME = 0.02  # share of the training's time that writing the page may take
+SHOWN, MOST_CHARACTERS = 3, 20_000  # rows of the training data on it
 
 
 @contextmanager
@@ -42,8 +53,6 @@ class ReportPage(TrainerCallback):
     def write(self, state) -> None:
         if not state.is_world_process_zero or self.has_failed:
             return
-        from ...reporting.report import write_report
-
         begun, self.has_failed = time.monotonic(), True
         with spoken("report.html", self.folder):
             write_report(self.folder)
@@ -59,3 +68,30 @@ def draw_card_picture(folder: Path) -> None:
 
         with spoken("loss.png", folder):
             draw_loss(folder)
+
+
+def record_rows(folder: RunFolder, data: Data) -> None:
+    """Write SHOWN rows of the training data as text into rows.json, and whether they are pictures.
+
+    A resumed run keeps its rows.json. Rows of a stream are not shown.
+    """
+    path, train = folder.path / ROWS_FILE, data.rows["train"]
+    numbers = train.samples(SHOWN)
+    if path.exists() or not numbers:
+        return
+    with torch.random.fork_rng(devices=[]):  # collators may draw random numbers
+        console = Console(file=StringIO(), force_terminal=True, color_system="standard", soft_wrap=True, width=100)
+        console.print(legend(data.reads.legend))
+        words, rows = taken(console), []
+        for number in numbers:
+            data.reads.show(console, data, train, number, train[number])
+            rows.append(taken(console))
+        record = {"legend": words, "rows": rows, "is_picture": "pixel_values" in train[0]}
+    write_atomically(path, json.dumps(record, ensure_ascii=False))
+
+
+def taken(console: Console) -> str:
+    """The text that was printed since the last call, with the colours of a terminal; at most MOST_CHARACTERS."""
+    text = console.file.getvalue()
+    console.file = StringIO()
+    return text[:MOST_CHARACTERS]

@@ -1,5 +1,6 @@
 """The summaries that a run prints before and after training."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.text import Text
 from ...accounting.lora import plain
 from ...adapters import is_adapter
 from ...backends import backends_of
+from ...data.rows import Rows, steps_of_epoch
 from ...objectives.data import Data
 from ...objectives.prepare import describe_data
 from ...plugins import with_plugins
@@ -16,18 +18,22 @@ from ...recipes.own_settings import flat_settings
 from ...recipes.parallelism import words_of
 from ...recipes.row_words import Words
 from ...recipes.schema import Recipe
+from ...recipes.usual_rates import settled
+from ...reporting.console import print_facts
 from ...reporting.interpret import interpret, with_interval
 from ...reporting.report import REPORT
 from ...reporting.settings import in_words
-from ...words import aligned, counted, human_time, short_number
-from ..arguments import rows_of
+from ...words import counted, human_time, short_number
+from ..arguments import rows_of, total_steps
 from ..checkpoints.run_folder import processes_of
 from ..engines.engine import Engine
 from ..stages.stage_run import StageRun
-from .source_tokens import sources_of_run
 from .throughput_log import peak_memory
 
 console = Console(highlight=False, soft_wrap=True)
+# Muennighoff et al. 2023 (Scaling Data-Constrained Language Models): up to this many passes repeated text is nearly
+# worth new text, and less and less afterwards.
+MANY_PASSES = 4
 
 
 def describe_model(model, engine: Engine) -> str:
@@ -55,11 +61,6 @@ def what_it_reads(config) -> str:
     return f"images of {image} pixels in patches of {patch}"
 
 
-def print_facts(facts: list[tuple[str, str]]) -> None:
-    """Print aligned facts, wrapped at words on a terminal; in a pipe each is one line, for grep."""
-    console.print(aligned(facts, console.width if console.is_terminal else None), markup=False)
-
-
 def describe_stages(stages: list[StageRun]) -> list[tuple[str, str]]:
     """A line for each stage; [] without stages."""
     return [("stages", "\n".join(f"{n}: {run.words()}" for n, run in enumerate(stages, 1)))] if stages else []
@@ -68,6 +69,27 @@ def describe_stages(stages: list[StageRun]) -> list[tuple[str, str]]:
 def backend_words(trainer) -> str:
     """`attention by sdpa`, and the same for the experts of a model that has them."""
     return ", ".join(f"{what} by {name}" for what, name in backends_of(plain(trainer.model)).items())
+
+
+def sources_of_run(
+    rows: Rows, per_step: int, recipe: Recipe, tokens_after: Callable[[int], dict[str, int]]
+) -> list[tuple[str, str]]:
+    """Lines for the summary: the tokens that the run trains of each source, and the number of passes over it.
+
+    per_step: rows of a step. tokens_after: number of steps -> the tokens of each source that they train.
+    """
+    if not tokens_after(0):  # there are no sources
+        return []
+    per_epoch, lines = steps_of_epoch(rows.in_epoch, per_step), []
+    for name, tokens in tokens_after(total_steps(settled(recipe, per_epoch).training, per_epoch)).items():
+        available = rows.parts[name].facts["tokens"]
+        many = tokens > MANY_PASSES * available
+        warning = f"; text that is read more than {MANY_PASSES} times teaches ever less (Muennighoff et al. 2023)"
+        lines.append(
+            f"{name}: {short_number(tokens)} tokens, its {short_number(available)} {tokens / available:.2f} times"
+            f"{warning if many else ''}"
+        )
+    return [("sources", "\n".join(lines))]
 
 
 def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, stages: list[StageRun]) -> None:
@@ -82,7 +104,7 @@ def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, st
     optim, does = (section.optim, None) if optimizer is None else (optimizer.words(), optimizer.describe(trainer.model))
     by = backend_words(trainer)
     batch = "by stage" if stages else f"{per_step} {data.objective.words.step}"
-    rate = "by stage" if any(optimizer.learning_rate for optimizer in recipe.stages) else section.lr_scheduler_type
+    rate = "by stage" if any(stage.learning_rate for stage in recipe.stages) else section.lr_scheduler_type
     values = flat_settings(recipe.to_dict())
     chosen = "\n".join(f"{name}={in_words(values[name])} ({why})" for name, why in recipe.chosen.items())
     plan = ", ".join(dict.fromkeys([batch, optim, rate, precision, by]))
@@ -100,7 +122,7 @@ def print_start(recipe: Recipe, data: Data, trainer, checkpoint: Path | None, st
         before = processes_of(checkpoint)
         by = "" if before == arguments.world_size else f", written by {counted(before, 'process', 'processes')}"
         facts.append(("start", f"going on from {Path(arguments.output_dir) / checkpoint.name}{by}"))
-    print_facts(facts)
+    print_facts(console, facts)
 
 
 def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> None:
@@ -118,7 +140,7 @@ def print_dry_run(data: Data, trainer, facts: dict, stages: list[StageRun]) -> N
         *describe_data(data),
         *describe_stages(stages),
     ]
-    print_facts([*facts_of_run, ("tried", tried)])
+    print_facts(console, [*facts_of_run, ("tried", tried)])
     console.print("dry run: nothing was trained or written", markup=False)
 
 
@@ -133,7 +155,7 @@ def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> 
         table.add_row(Text(name.replace("_", " ")), Text(shown))
     console.print(table)
     for sentence in interpret(run):
-        print_facts([("note", sentence)])
+        print_facts(console, [("note", sentence)])
     for sample in run.get("samples", []):
         title = Text(words.sample.format(prompt=sample["prompt"]))  # [/INST] is no markup of rich
         console.rule(title, align="left")
@@ -150,8 +172,8 @@ def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> 
     where = f"{what}, {reader}, card and metrics are in {folder}"
     trained, parameters = run.get("trained_parameters"), run.get("parameters")
     if trained is not None and trained < parameters:
-        print_facts([("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
-    print_facts([("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
+        print_facts(console, [("trained", f"{trained:,} of {parameters:,} parameters, {trained / parameters:.2%}")])
+    print_facts(console, [("done", f"{took} on {counted(run['world_size'], 'process', 'processes')}; {where}")])
     files = [
         name for name in (REPORT, "README.md", "metrics.jsonl", words.picture) if name and (folder / name).is_file()
     ]

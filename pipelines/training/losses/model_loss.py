@@ -1,9 +1,7 @@
 """The choice of a loss that is exact per label: the model's, one computed here from its logits, or the objective's."""
 
-import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from anyformer.modeling.experts_losses import row_weights, weighted_router_losses
@@ -13,9 +11,7 @@ from anyformer.modeling.task_losses import sequence_classification_loss
 
 from ...accounting.lora import plain
 from ...data.batch_keys import IGNORE_INDEX
-
-if TYPE_CHECKING:
-    from ...objectives.losses import OwnLoss
+from ...objectives.losses import OwnLoss
 
 
 class ModelLoss:
@@ -43,7 +39,7 @@ class ModelLoss:
         shifts_labels: bool,
         accepts_loss_kwargs: bool,
         label_smoothing: float,
-        own: "OwnLoss | None" = None,
+        own: OwnLoss | None = None,
         logits_of=None,
     ):
         self._model = model = plain(model)
@@ -62,18 +58,18 @@ class ModelLoss:
         self._smoothing = label_smoothing
         self.function = None
         if not self.is_exact or (label_smoothing and not smooths):
-            self.function = functools.partial(self._loss_of_logits, label_smoothing=label_smoothing)
+            self.function = self._loss_of_logits
         if own is not None:
-            self.function = functools.partial(self._own_loss, label_smoothing=label_smoothing)
+            self.function = self._own_loss
 
-    def _loss_of_logits(self, outputs, labels, num_items_in_batch=None, *, label_smoothing: float):
-        options = {"shift": self.shifts_labels, "label_smoothing": label_smoothing, "logits_of": self.logits_of}
+    def _loss_of_logits(self, outputs, labels, num_items_in_batch=None):
+        options = {"shift": self.shifts_labels, "label_smoothing": self._smoothing, "logits_of": self.logits_of}
         loss = loss_of_logits(outputs, labels, num_items_in_batch, **options)
         counted = labels[..., 1:] if self.shifts_labels else labels
         return loss + self._of_routers(outputs, lambda rows: row_weights(rows, counted, num_items_in_batch))
 
-    def _own_loss(self, outputs, batch: dict, num_items_in_batch=None, *, label_smoothing: float):
-        total = self.own.total(outputs, batch, label_smoothing)
+    def _own_loss(self, outputs, batch: dict, num_items_in_batch=None):
+        total = self.own.total(outputs, batch, self._smoothing)
         items = self.count(batch) if num_items_in_batch is None else num_items_in_batch
         items = items + (items == 0)  # a step whose labels weigh nothing has a loss of 0
         return total / items + self._of_routers(outputs, lambda rows: self.own.weights_of_rows(batch, rows) / items)

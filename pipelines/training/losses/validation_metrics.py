@@ -39,7 +39,7 @@ class ValidationMetrics:
         pairs: MinimalPairs | None = None,
     ):
         objective = data.objective
-        self.scores, self.answers, self.tokenizer = scores, data.answers(), data.tokenizer
+        self.scores, self.tokenizer = scores, data.tokenizer
         self.rows, self.most, self.pairs = rows, section.max_rows, pairs
         self.patience = section.patience
         self.of_pass, answered = of_validations(objective), objective.metrics_of_answers()
@@ -79,7 +79,7 @@ class ValidationMetrics:
         metrics = {}
         if split == "eval" and self.of_answers:
             with self._answering(trainer) as model:
-                metrics = dict(self.scores.of_answers(self.answers, model, self.rows, self.numbers, None).values)
+                metrics = dict(self.scores.of_answers(model, self.rows, self.numbers).values)
         if split in ("eval", "validation") and self.pairs is not None:
             with self._answering(trainer) as model:
                 metrics[MINIMAL_PAIRS] = self._share_of_pairs(model)

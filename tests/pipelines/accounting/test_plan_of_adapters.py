@@ -19,6 +19,7 @@ from anyformer.pipelines.training.fit.out_of_memory import memory_of_recipe, way
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from family_variants import a_share
 from processes import Process
+from rehearsed import assert_plan_is_rehearsed
 from task_data import random_decoder
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -138,6 +139,12 @@ def test_the_peak_of_a_step_is_within_a_tenth_of_the_plan(size, base, checkpoint
     )
     assert row.total == pytest.approx(held + measured["grown"], rel=TOLERANCE)
     assert not found.notes
+
+
+@pytest.mark.slow
+def test_a_base_that_ranks_share_is_counted_as_it_is_rehearsed(recipe_of):
+    path, overrides = recipe_of("small", "bfloat16", False, "training.parallelism={dp_shard: 4}")
+    assert_plan_is_rehearsed(load_recipe(str(path), overrides), devices_of("4xH100-80GB"))
 
 
 @needs_4_bits

@@ -388,7 +388,7 @@ def cases() -> list:
     return every
 
 
-@pytest.mark.parametrize("name, suffix, what", a_share(cases(), 3))
+@pytest.mark.parametrize("name, suffix, what", a_share(cases(), 6))
 def test_whatever_changes_in_a_row_shows(name, suffix, what, tmp_path, shared):
     def make(folder: Path, is_changed: bool) -> Any:
         change = changes_of(name).get(what, list) if is_changed else list

@@ -99,32 +99,6 @@ def test_rows_that_the_file_breaks_are_found_with_the_others(tmp_path):
             list(examples)
 
 
-def test_no_row_is_left_out_for_the_encoding_of_its_file_in_training_evaluation_and_prediction(
-    tmp_path, command, capsys
-):
-    rows = [f"{'grün für' if number % 7 else 'plain'} {number},{('bad', 'good')[number % 2]}" for number in range(60)]
-    for name, part, encoding in (("a.csv", rows[:50], "cp1252"), ("b.csv", rows[50:], "utf-16-le")):
-        (tmp_path / name).write_bytes("\n".join(["text,label", *part, ""]).encode(encoding))
-    data = {"files": str(tmp_path / "a.csv"), "test_files": str(tmp_path / "b.csv"), "bad_rows": "skip"}
-    data |= {"validation_fraction": 0, "cache_dir": str(tmp_path)}
-    how = {"data": data, "tokenizer": CHARACTERS, "training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
-    recipe, out = task_recipe(tmp_path, "sequence_classification", **how), tmp_path / "out.jsonl"
-    assert command("train", recipe) == 0
-    facts, said = json.loads((tmp_path / "run" / "run.json").read_text())["data"], capsys.readouterr()
-    for split, name, encoding, number in (("train", "a.csv", "cp1252", 50), ("test", "b.csv", "utf-16-le", 10)):
-        assert facts[split]["examples"] == number and len(facts[split]["notes"]) == 1
-        assert facts[split]["notes"][0].startswith(f"read as {encoding}, not UTF-8: {name};")
-        assert f"read as {encoding}, not UTF-8: {name};" in said.out + said.err
-    assert command("evaluate", tmp_path / "run", f"data.test_files={tmp_path / 'a.csv'}") == 0
-    said = capsys.readouterr()
-    assert "50 examples" in said.out and "read as cp1252, not UTF-8: a.csv;" in said.err
-    assert command("predict", tmp_path / "run", tmp_path / "b.csv", "--out", out) == 0
-    assert [json.loads(line)["text"] for line in out.read_text().splitlines()] == [
-        row[: row.index(",")] for row in rows[50:]
-    ]
-    assert "read as utf-16-le, not UTF-8: b.csv;" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("packing", [False, True])
 def test_rows_left_out_of_conversations_are_in_the_notes_and_facts_also_where_rows_are_packed(tmp_path, packing):
     def chat(answer):

@@ -103,13 +103,13 @@ def test_any_place_shard_machine_and_process_gives_the_same(files, monkeypatch):
         place = json.loads(json.dumps(place))
         again = open_corpora(section(files))["train"].documents_from(place)
         assert [document for document, _ in again] == [document for document, _ in pairs[number + 1 :]]
-    tokenizer = train_or_load_tokenizer(TokenizerSection(vocab_size=300), corpus, files / "cache", progress=False)
+    tokenizer = train_or_load_tokenizer(TokenizerSection(vocab_size=300), corpus, files / "cache")
 
     def stored(cache, shares=()):
         corpus = open_corpora(section(files))["train"]
         work = Tokenization(corpus, tokenizer, files / cache, add_bos=False, add_eos=True)
-        made = [work.make_share(share, progress=False) for share in shares]
-        store = work.store(progress=False)
+        made = [work.make_share(share) for share in shares]
+        store = work.store()
         return {path.name: path.read_bytes() for path in store.folder.iterdir()}, made
 
     whole, _ = stored("whole")

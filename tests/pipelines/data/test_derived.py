@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 from anyformer.pipelines.data import derived
-from anyformer.pipelines.data.derived import next_sentences
-from anyformer.pipelines.data.documents import Document
-from anyformer.pipelines.data.opening import open_examples
-from anyformer.pipelines.data.python_examples import (
+from anyformer.pipelines.data.derived import (
     ASKED,
     ASKED_OTHERWISE,
     docstring_conversations,
     function_summaries,
+    next_sentences,
     sentences_of,
 )
+from anyformer.pipelines.data.documents import Document
+from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.publishing.run_facts import RunFacts

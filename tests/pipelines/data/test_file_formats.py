@@ -2,7 +2,6 @@
 
 import bz2
 import contextlib
-import csv
 import gzip
 import json
 import lzma
@@ -187,13 +186,6 @@ def test_a_broken_file_is_one_sentence(tmp_path, name):
     assert name in sentence and "\n" not in sentence and all(words in sentence for words in says), sentence
 
 
-def test_quoted_values_of_a_table_with_tabs_hold_quotes_tabs_and_line_ends(tmp_path):
-    rows = [["text", "label"], ["one\ttab", "1"], ["two\nlines", "2"], ['"so" he said', "3"], ["both\t\n\n", "4"]]
-    with (tmp_path / "a.tsv").open("w", newline="") as stream:
-        csv.writer(stream, delimiter="\t").writerows(rows)
-    assert texts(open_corpora(section(tmp_path / "a.tsv"))["train"]) == [text for text, _ in rows[1:]]
-
-
 def test_a_table_without_line_breaks_is_never_held_in_memory(tmp_path):
     path = tmp_path / "a.csv.gz"
     with gzip.open(path, "wb", compresslevel=1) as stream:
@@ -260,7 +252,7 @@ def test_files_in_other_encodings_are_read_where_the_recipe_names_them(tmp_path,
 def test_an_encoding_is_checked_and_part_of_the_fingerprint(tmp_path):
     (tmp_path / "a.txt").write_text("text\n")
     for encoding in ("rot13", "lattin-1", "idna", "punycode", "utf-8\0"):
-        with pytest.raises(UserError, match=r"data\.encoding=.* is no encoding that Python knows"):
+        with pytest.raises(UserError, match=r"data\.encoding=.* is none of Python"):
             open_corpora(section(tmp_path / "a.txt", encoding=encoding))
     with pytest.raises(UserError, match=r"data\.encoding='latin-1' has no effect without data\.files"):
         open_corpora(DataSection(source="stdlib", encoding="latin-1"))

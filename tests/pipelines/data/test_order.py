@@ -269,7 +269,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("name", a_share(["stream", "plain", "by length", "goes on", "shares"], 3))
+@pytest.mark.parametrize("name", a_share(["stream", "plain", "by length", "goes on", "shares"], 5))
 def test_a_run_trains_the_rows_that_it_always_trained_also_if_it_is_resumed(name, tiny_config, tmp_path):
     options = {"max_steps": 11, "gradient_accumulation_steps": 2, "seed": 3, "data_seed": 3}
     found = trained(TRAINED[name](), tiny_config, tmp_path / "whole", **options)

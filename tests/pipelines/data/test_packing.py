@@ -72,7 +72,7 @@ def char_tokenizer(tmp_path_factory):
 
 def store_of(texts, tokenizer, folder, add_bos=False, add_eos=True):
     corpus = texts if isinstance(texts, Corpus) else TextList(texts)
-    return Tokenization(corpus, tokenizer, folder, add_bos=add_bos, add_eos=add_eos).store(False)
+    return Tokenization(corpus, tokenizer, folder, add_bos=add_bos, add_eos=add_eos).store()
 
 
 # Rows

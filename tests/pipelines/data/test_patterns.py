@@ -3,8 +3,8 @@
 import os
 
 import pytest
+from anyformer.pipelines.data.files import find_files
 from anyformer.pipelines.data.opening import open_corpora, open_examples
-from anyformer.pipelines.data.patterns import find_files
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import DataSection
 from task_data import texts

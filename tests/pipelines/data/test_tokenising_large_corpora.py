@@ -42,7 +42,7 @@ def corpus(files):
 
 @pytest.fixture
 def tokenizer(corpus, tmp_path):
-    return train_or_load_tokenizer(TokenizerSection(vocab_size=300), corpus, tmp_path / "t", progress=False)
+    return train_or_load_tokenizer(TokenizerSection(vocab_size=300), corpus, tmp_path / "t")
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def small_shards(monkeypatch):
 
 
 def store_of(corpus, tokenizer, cache, add_bos=False):
-    return Tokenization(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True).store(False)
+    return Tokenization(corpus, tokenizer, cache, add_bos=add_bos, add_eos=True).store()
 
 
 def content(store):
@@ -169,11 +169,11 @@ def test_machines_make_each_shard_once_and_the_last_one_joins_them(
         corpus = SourceCorpus("train", documents_in(f"{files}/*.txt", "line", LIMITS))
     expected = content(store_of(corpus, tokenizer, tmp_path / "whole"))
     shares = [Tokenization(corpus, tokenizer, tmp_path / "cache", add_bos=False, add_eos=True) for _ in range(3)]
-    made = [one.make_share(Share(number, 3), False) for number, one in enumerate(shares, start=1)]
+    made = [one.make_share(Share(number, 3)) for number, one in enumerate(shares, start=1)]
     assert sum(made) == len(shard_folders(tmp_path / "cache")) and min(made) > 0
     monkeypatch.setattr(tokenization, "encoded_stream", pytest.fail)  # nothing is left to encode
     assert content(store_of(corpus, tokenizer, tmp_path / "cache")) == expected
-    assert shares[0].make_share(Share(1, 3), False) == 0
+    assert shares[0].make_share(Share(1, 3)) == 0
 
 
 # ------------------------------------------------------------------------------------------------------ memory
@@ -186,7 +186,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenization, "_GROUP", 4000)
     monkeypatch.setattr(token_store, "_PIECE", 1000)
     monkeypatch.setattr(manifest, "sha256", lambda path: "")  # it reads a megabyte at a time, more than is written here
-    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), written(tmp_path, 1), tmp_path, progress=False)
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), written(tmp_path, 1), tmp_path)
     store_of(written(tmp_path, 1), tokenizer, tmp_path / "first")  # with everything that is imported on the way
     peaks = []
     for times in (1, 5):

@@ -11,8 +11,8 @@ import pytest
 import yaml
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.experiments.story import is_story, read_story
-from anyformer.pipelines.recipes.recipe_files import shipped
+from anyformer.pipelines.experiments.story import read_story
+from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from processes import Process
 
 SMALL = [
@@ -28,7 +28,7 @@ SMALL = [
 @pytest.mark.parametrize("name", list(shipped("stories")))
 def test_each_step_begins_from_the_folder_of_the_one_before(name):
     steps = read_story(name, ["training.output_dir=here", "chat.training.max_steps=7", "training.seed=3"]).members
-    assert is_story(name) and not is_story("quickstart")
+    assert is_file_of(name, "stories", "steps") and not is_file_of("quickstart", "stories", "steps")
     assert read_story(name, ["training.output_dir=~/here"]).folder == Path.home() / "here"
     assert [str(step.folder) for step in steps] == ["here/pretraining", "here/instructions", "here/chat"]
     assert [step.recipe.model.name_or_path for step in steps] == [None, "here/pretraining", "here/instructions"]

@@ -162,7 +162,7 @@ def test_columns_and_perplexities_by_position_are_of_models_that_have_them():
     check_columns(["mfu", "decoding_tokens_per_second"], words)
     check_columns(["mfu"], masked)
     check_by_position("by_position=64", words)
-    with pytest.raises(UserError, match="decoding_tokens_per_second is of models that write text, and objective"):
+    with pytest.raises(UserError, match="decoding_tokens_per_second is of models that write, and objective"):
         check_columns(["decoding_tokens_per_second"], masked)
     with pytest.raises(UserError, match="by_position=64 measures next-token predictions"):
         check_by_position("by_position=64", masked)

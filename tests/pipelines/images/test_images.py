@@ -17,8 +17,9 @@ from anyformer.modeling.image_processing import AnyformerImageProcessor
 from anyformer.pipelines.data.batch_keys import EPOCH, ROW_IDS, row_generators
 from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.images.augmentation import Augmentation, ImageCollator, shift_and_flip
+from anyformer.pipelines.images.augmentation import ImageCollator, shift_and_flip
 from anyformer.pipelines.images.image_store import decode
+from anyformer.pipelines.objectives.image_classification import ImageClassificationSettings
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
@@ -232,7 +233,8 @@ class Store:
 
 
 def collator(seed=3, **settings):
-    return ImageCollator(Augmentation(**settings), store=Store(), num_classes=3, mean=[0.0], std=[1.0], seed=seed)
+    settings = ImageClassificationSettings(**settings)
+    return ImageCollator(settings, store=Store(), num_classes=3, mean=[0.0], std=[1.0], seed=seed)
 
 
 def rows_of(numbers, epoch=0):

@@ -25,7 +25,7 @@ def kept_by_eager(model, inputs) -> list[torch.Tensor]:
     return [*out.encoder_attentions, *(weights for both in zip(own, cross) for weights in both)]
 
 
-@pytest.mark.parametrize("variant", a_share(ZOO, 12), ids=str)
+@pytest.mark.parametrize("variant", a_share(ZOO, 24), ids=str)
 def test_maps_are_those_of_eager_whatever_the_backend(variant):
     model = variant.model()  # on sdpa, where it can
     inputs = variant.inputs(model)

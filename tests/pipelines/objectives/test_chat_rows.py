@@ -18,6 +18,7 @@ from anyformer.pipelines.serving.chat import converse
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import on_rows, random_decoder, task_recipe, write_lines
+from test_chats import said, user
 from tiny_tokenizers import of_bytes
 from transformers import AutoModelForCausalLM
 
@@ -68,14 +69,6 @@ TEMPLATES = {
     "parts": template(SAID.replace("content", "content[0].text") + END, "{{ m.content[0].text }}" + END),
 }
 TOGETHER = {"ChatML", "a mark at the very end, as by Phi-3's", "the next message ends an answer, as by GLM's", "parts"}
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-def said(text, **keys):
-    return {"role": "assistant", "content": text, **keys}
 
 
 CALL = {"type": "function", "function": {"name": "rain", "arguments": {"place": "Oslo"}}}
@@ -217,9 +210,7 @@ def test_metrics_and_samples_ask_for_the_last_answer_of_each_conversation(tmp_pa
         instruction_tuning, "continuations", lambda finished, tokenizer, ids, most: [asked[tuple(i)] for i in ids]
     )
     with kept_comparisons() as compared:
-        found = data.scores().of_answers(
-            data.answers(), FinishedModel("", lambda: None, 4), rows, range(len(rows)), None
-        )
+        found = data.scores().of_answers(FinishedModel("", lambda: None, 4), rows, range(len(rows)))
     assert found.values == {"exact_match": 1.0} and len(compared[0].rows) == 5
     examples = list(data.reads.with_rows(data, data.sources["test"]))
     assert [examples[number][1]["messages"][3]["content"] for number in compared[0].rows] == compared[0].references

@@ -8,7 +8,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.prepare import cache_of, describe_data, prepare_data
+from anyformer.pipelines.objectives.prepare import describe_data, prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import on_rows, random_decoder, task_recipe, write_lines
 from tiny_tokenizers import of_bytes
@@ -104,13 +104,6 @@ def parts(*texts):
     return [{"type": "text", "text": text} for text in texts]
 
 
-SHARE_GPT = [
-    {"from": "human", "value": "rain?"},
-    {"from": "gpt", "value": "", "tool_calls": TWO_CALLS},
-    {"from": "observation", "value": "7 mm"},
-    {"from": "gpt", "value": "much"},
-]
-SHARE_GPT_CALLS = [SHARE_GPT[0], {"from": "function_call", "value": json.dumps(flat(TWO_CALLS))}, *SHARE_GPT[2:]]
 FORMS = {
     "dicts": with_calls(TWO_CALLS),
     "empty": with_calls(TWO_CALLS, ""),
@@ -119,9 +112,6 @@ FORMS = {
     "calls as JSON": with_calls(json.dumps(TWO_CALLS)),
     "all as JSON": {"messages": json.dumps(WITH_CALLS), "tools": json.dumps([TOOL])},
     "tools one by one": {"messages": WITH_CALLS, "tools": [json.dumps(TOOL)]},
-    "ShareGPT": {"messages": SHARE_GPT},
-    "ShareGPT's function_call": {"messages": SHARE_GPT_CALLS},
-    "parts": {"messages": [user(parts("rain?")), *WITH_CALLS[1:2], result(parts("7 mm")), said(parts("much"))]},
     "other keys are null": with_calls(TWO_CALLS, weight=None, function_call=None),
     "prompt and completion": {"prompt": [user("rain?")], "completion": WITH_CALLS[1:]},
     "JSON texts": {"prompt": json.dumps([user("rain?")]), "completion": json.dumps(WITH_CALLS[1:])},
@@ -333,7 +323,7 @@ def test_a_pair_compares_the_answers_from_where_its_conversations_differ(prepare
 
 def test_a_written_call_is_compared_with_the_call(prepare):
     data = prepare([{"messages": WITH_CALLS[:2], "tools": [TOOL]}] * 2, **MESSAGES)
-    rows = data.reads.rows(data, data.sources["train"], "validation", cache_of(data.objective.recipe))
+    rows = data.reads.rows(data, data.sources["train"], "validation")
     assert rows.texts("answer")[0] == LEARNED_CALLS[0].removesuffix("<|im_end|>")
     asked = data.labels.prompt_ids(data.answers().asked({"messages": WITH_CALLS[:2], "tools": [TOOL]}, "here"))
     right = data.tokenizer.apply_chat_template(WITH_CALLS[:1], tools=[TOOL], add_generation_prompt=True)["input_ids"]

@@ -45,13 +45,6 @@ def test_a_classifier_learns_and_is_evaluated(tmp_path, command, capsys, monkeyp
     assert capsys.readouterr().out.count("'label': 'right'") == 1 and not asked
 
 
-@pytest.mark.slow
-def test_a_killed_run_with_all_augmentation_ends_bit_identical_in_another_epoch(tmp_path, whole_and_killed):
-    steps = {"max_steps": 16, "gradient_accumulation_steps": 2, "learning_rate": 0.01}  # epochs of 5 steps
-    recipe = image_recipe(tmp_path, task=FULL, training=steps, model={"hidden_dropout": 0.1})
-    whole_and_killed(18, recipe)  # in the middle of step 9
-
-
 def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
     logits, labels = torch.randn(6, 3), torch.tensor([0, 2, 1, 1, 0, 2])
     shares = torch.nn.functional.one_hot(labels, 3).float()

@@ -4,23 +4,18 @@ import csv
 import json
 from types import SimpleNamespace
 
-import pyarrow.parquet
 import pytest
 import torch
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.metrics.significance import kept_comparisons
-from anyformer.pipelines.objectives import chats, instruction_tuning
+from anyformer.pipelines.objectives import chats
 from anyformer.pipelines.objectives.answers import FinishedModel
-from anyformer.pipelines.objectives.messages import Chat
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
-from hypothesis import given
-from hypothesis import strategies as st
-from task_data import on_rows, task_recipe, write_lines
+from task_data import on_rows, task_recipe
 
 SAME = 1e-6  # fp32: attention adds up in another order
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<|>"), min_size=1, max_size=20)
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
 
 def prepared(tmp_path, **sections):
@@ -52,44 +47,6 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
         assert tokenizer.decode(row["input_ids"]) == f"{asked}{answer}<|endoftext|>\n"
         assert prompt["content"].count("\n\n") == 1  # instruction, empty line, input
 
-    # Of any conversation: the learned tokens are those of the assistant's texts, in order.
-    @given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=3))
-    def law(turns):
-        messages = [
-            {"role": role, "content": text}
-            for asked, told in turns
-            for role, text in (("user", asked), ("assistant", told))
-            if text.strip()
-        ]
-        if not messages or (messages[0]["role"], messages[-1]["role"]) != ("user", "assistant"):
-            return
-        ((row,),) = data.labels.encode([("here", messages)], Account())
-        ids, learned = map(torch.tensor, row)
-        labels = ids.masked_fill(~learned, -100)
-        said = [f"{m['content'].strip()}<|endoftext|>" for m in messages if m["role"] == "assistant"]
-        assert answers_in(tokenizer, ids, labels) == said
-        last = [message | {"weight": 0} for message in messages[:-1]] + messages[-1:]  # as of a completion
-        ((row,),) = data.labels.encode([("here", last)], Account())
-        ids, learned = map(torch.tensor, row)
-        assert answers_in(tokenizer, ids, ids.masked_fill(~learned, -100)) == said[-1:]
-
-    law()
-
-
-def test_control_tokens_in_a_message_are_text_and_those_of_the_template_are_control_tokens(tmp_path):
-    data = prepared(tmp_path, task={"packing": False}, data={"test_files": None})
-    tokenizer, end = data.tokenizer, "<|endoftext|>"
-    answer = f"so {end}{end} and <|pad|>"
-    asked = [
-        {"role": "user", "content": f"{end} why{end}"},
-        {"role": "assistant", "content": answer},
-    ]
-    plain = [message | {"content": message["content"].replace("<|", "<!")} for message in asked]
-    ((ids, learned),), ((others, _),) = data.labels.encode([("here", asked), ("there", plain)], Account())
-    assert ids.count(tokenizer.eos_token_id) == others.count(tokenizer.eos_token_id) == 2
-    assert tokenizer.pad_token_id not in ids and tokenizer.decode(ids) == tokenizer.decode(others).replace("<!", "<|")
-    assert tokenizer.decode([number for number, own in zip(ids, learned) if own]) == answer + end
-
 
 def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
     import transformers
@@ -111,47 +68,29 @@ def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
     torch.testing.assert_close(sums[0], sums[1], atol=SAME, rtol=SAME)
 
 
-def test_conversations_and_prompt_and_completion_are_read_as_well(tmp_path):
-    chats = [
-        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": f"a{i}"}] * 2}
-        for i in range(12)
-    ]
+def test_a_system_message_for_all_and_an_input_of_some_rows_are_read(tmp_path):
     task = {"messages_field": "messages", "system": "Be short.", "packing": False}
-    data = prepared(tmp_path, **on_rows(tmp_path, chats, **task))
+    data = prepared(tmp_path, **on_rows(tmp_path, [{"messages": CHAT * 2}] * 12, **task))
     row = data.rows["train"][0]
-    text = data.tokenizer.decode(row["input_ids"])
-    assert text.startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq")
+    assert data.tokenizer.decode(row["input_ids"]).startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq")
     assert len(answers_in(data.tokenizer, row["input_ids"], row["labels"])) == 2
-    task = {"prompt_field": "prompt", "answer_field": "completion", "packing": False}
-    rows = [{"prompt": "q", "completion": "a"}] * 12
-    parquet = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), parquet)
-    for source in (rows, parquet):
-        data = prepared(tmp_path, **on_rows(tmp_path, source, **task))
-        read = data.tokenizer.decode(data.rows["train"][0]["input_ids"])
-        assert read.split("\n")[1::2] == ["q<|endoftext|>", "a<|endoftext|>"]
-        with pytest.raises(UserError, match=r"task.input_field='more': no such column"):
-            prepared(tmp_path, **on_rows(tmp_path, source, **task, input_field="more"))
-    some = prepared(tmp_path, **on_rows(tmp_path, [rows[0] | {"input": "b"}, *rows[1:]], **task)).rows["train"]
+    task, rows = (
+        {"prompt_field": "prompt", "answer_field": "completion", "packing": False},
+        [{"prompt": "q", "completion": "a"}],
+    )
+    with pytest.raises(UserError, match=r"task.input_field='more': no such column"):
+        prepared(tmp_path, **on_rows(tmp_path, rows * 12, **task, input_field="more"))
+    some = prepared(tmp_path, **on_rows(tmp_path, [rows[0] | {"input": "b"}, *rows * 11], **task)).rows["train"]
     assert len(some[0]["input_ids"]) == len(some[1]["input_ids"]) + len("\n\nb")
 
 
-def test_a_text_among_whole_conversations_is_their_json_or_refused(tmp_path):
-    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    task = {"messages_field": "messages", "packing": False}
-
-    def train(*texts):
-        path = tmp_path / "chats.csv"
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([["messages"], *([text] for text in texts)])
-        return prepared(tmp_path, **on_rows(tmp_path, path, **task))
-
-    data = train(json.dumps(chat), json.dumps([*chat, *chat]))
-    texts = [data.tokenizer.decode(data.rows["train"][i]["input_ids"]) for i in range(2)]
-    assert texts[1] == 2 * texts[0] and texts[0].split("\n")[1::2] == ["q<|endoftext|>", "a<|endoftext|>"]
-    for text in ("hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000):
-        with pytest.raises(UserError, match=r"line 3 holds str, which is no list of messages \{role, content\}, n"):
-            train(json.dumps(chat), text)
+@pytest.mark.parametrize("text", ["hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000])
+def test_a_text_among_whole_conversations_that_is_not_their_json_is_refused(tmp_path, text):
+    path = tmp_path / "chats.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["messages"], [json.dumps(CHAT)], [text]])
+    with pytest.raises(UserError, match=r"line 3 holds str, which is no list of messages \{role, content\}, n"):
+        prepared(tmp_path, **on_rows(tmp_path, path, messages_field="messages", packing=False))
 
 
 GOOD = {"instruction": "a", "input": "", "output": "b"}
@@ -195,44 +134,6 @@ def test_a_template_that_writes_the_question_otherwise_once_its_answer_follows_i
         data.labels.encode([("here", [{"role": r, "content": "x"} for r in ("user", "assistant") * 2])], Account())
 
 
-def without_mark(before="", prompt=""):
-    """A template that ends answers with a line break alone: `before` stands before a text, `prompt` ends a prompt."""
-    said = "{% for m in messages %}{{ m['role'] + ':BEFORE' + m['content'] + '\\n' }}{% endfor %}"
-    asked = "{% if add_generation_prompt %}{{ 'assistant:PROMPT' }}{% endif %}"
-    return (said + asked).replace("BEFORE", before).replace("PROMPT", prompt)
-
-
-@pytest.fixture
-def template_of(tmp_path):
-    """A task whose tokenizer has this chat template, and single tokens for ' b' and ' red'."""
-
-    def run(template):
-        folder = tmp_path / "tokenizer"
-        if not folder.is_dir():
-            rows = [{"instruction": "assistant: b user: a assistant: red dog", "input": "", "output": "b"}] * 60
-            files = {"files": str(write_lines(tmp_path / "words.jsonl", rows)), "validation_fraction": 0.0}
-            sections = {"data": files | {"test_files": None}, "tokenizer": {"vocab_size": 280}}
-            prepared(tmp_path, **sections).tokenizer.save_pretrained(folder)
-        (folder / "chat_template.jinja").write_text(template)
-        tokenizer = {"name_or_path": str(folder), "vocab_size": None}
-        return prepared(tmp_path, tokenizer=tokenizer, data={"test_files": None})
-
-    return run
-
-
-def test_an_answer_whose_first_word_takes_the_prompts_last_space_is_learned_behind_the_prompts_own_tokens(template_of):
-    joins = without_mark(" ", " ")
-    ends = {joins: "red dog", joins.replace("'\\n'", "eos_token"): "red dog", without_mark(" "): " red dog"}
-    for template, answer in ends.items():
-        data = template_of(template)
-        chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "red dog"}]
-        (((ids, learned),),) = data.labels.encode([("here", chat)], Account())
-        asked = data.labels.prompt_ids(Chat(chat[:1]))
-        assert ids[: len(asked)] == asked and learned.index(True) == len(asked)
-        read = data.tokenizer.decode([number for number, own in zip(ids, learned) if own])
-        assert read == f"{answer}<|endoftext|>"
-
-
 def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
     chats = [{"messages": [{"role": "assistant", "content": "hello"}]}] * 4
     task = {"messages_field": "messages"}
@@ -240,22 +141,6 @@ def test_a_conversation_that_begins_with_an_answer_is_one_sentence(tmp_path):
         prepared(tmp_path, **on_rows(tmp_path, chats, **task))
     data = prepared(tmp_path, **on_rows(tmp_path, chats, **task, system="Be short."))
     assert "hello" in data.tokenizer.decode(data.rows["train"][0]["input_ids"])
-
-
-def test_written_answers_of_packed_rows_are_compared_with_their_own_references(tmp_path, monkeypatch):
-    data = prepared(tmp_path, evaluation={"metrics": ["exact_match", "perplexity"]})
-    rows = data.rows["validation"]
-    prompts = [tuple(data.labels.prompt_ids(Chat.from_json(prompt))) for prompt in rows.texts("prompt")]
-    told = dict(zip(prompts, rows.texts("answer")))
-    monkeypatch.setattr(
-        instruction_tuning, "continuations", lambda finished, tokenizer, ids, most: [told[tuple(each)] for each in ids]
-    )
-    with kept_comparisons() as compared:
-        model = FinishedModel("", lambda: None, 4)
-        found = data.scores().of_answers(data.answers(), model, rows, [0, len(rows) - 1], None)
-    asked = sorted(each[0] for row in (0, len(rows) - 1) for each in rows.documents(row))
-    assert found.values == {"exact_match": 1.0} and rows.is_packed and compared[0].rows == asked
-    assert compared[0].references == [rows.texts("answer")[number] for number in asked]
 
 
 def test_the_preview_underlines_what_is_not_learned_and_the_run_answers(tmp_path, command, capsys):

@@ -258,12 +258,6 @@ def test_a_new_file_is_measured_with_the_count_of_its_texts_that_were_learned(ru
     assert command("evaluate", tmp_path / "run", new, *columns) == 0
 
 
-def test_a_class_that_one_part_lacks_is_named(run, tmp_path):
-    rows = [row | {"Category": "rare"} if at == 3 else row for at, row in enumerate(tickets(40))]
-    shown = run("preview", export(tmp_path / "a.csv", rows), TICKETS)
-    assert "no row of the class 'rare'" in shown
-
-
 @pytest.mark.parametrize(
     "content, said",
     [

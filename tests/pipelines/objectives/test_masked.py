@@ -141,7 +141,7 @@ def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp
     data = prepare_data(recipe)
     corpus = open_corpora(recipe.data)["train"]
     objective = objective_of(recipe.with_(data={"streaming": True}))
-    stream = objective.Reads(objective).rows(data, corpus, "train", tmp_path)
+    stream = objective.Reads(objective).rows(data, corpus, "train")
     assert isinstance(stream, StreamingPackedDataset)
     stored, collate = data.rows["train"], data.collator_of(packed=True)
     for epoch in (0, 3):
@@ -173,5 +173,5 @@ def test_a_tokenizer_without_a_mask_token_is_refused_in_one_sentence():
 
     objective = Masked(Recipe(objective=Masked.Settings()))
     with pytest.raises(UserError, match="needs a tokenizer with a mask token; this one has none") as caught:
-        objective.Reads(objective).prepare({"train": None}, None, False, Maskless())
+        objective.Reads(objective).prepare({"train": None}, Maskless())
     assert "\n" not in str(caught.value)

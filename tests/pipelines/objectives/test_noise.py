@@ -56,7 +56,7 @@ def made(name, letters, texts, length=64, family=None, seed=0, tail="pad", **own
     )
     objective = objective_of(recipe)
     objective.check()
-    data = objective.Reads(objective).prepare({"train": None}, None, False, letters)
+    data = objective.Reads(objective).prepare({"train": None}, letters)
     dataset = data.reads._pack(data, stored(texts, letters), tail)
     assert isinstance(dataset, PackedDataset)
     return data, [dataset[number] | {"row_ids": number, "epoch": 0} for number in range(len(dataset))]

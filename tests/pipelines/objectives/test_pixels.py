@@ -236,4 +236,4 @@ def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
         learned = replace(recipe.objective, **settings)
         pixels = objective_of(replace(recipe, model=ModelSection(name_or_path=str(run)), objective=learned))
         with pytest.raises(UserError, match=says):
-            pixels.Reads(pixels).prepare({}, tmp_path, False)
+            pixels.Reads(pixels).prepare({})

@@ -170,10 +170,10 @@ def test_a_model_that_knows_the_tokens_gives_the_answers_in_words_over_all_windo
     lost = windows.facts["answer_in_no_window"] / 50
     assert metrics == {f"test_{name}": pytest.approx(1 - lost) for name in ("answer_exact_match", "answer_f1")}
     assert samples[0]["text"] == samples[0]["reference"] == rows[0]["answers"]["text"][0]
-    part = scores.of_answers(answers, finished, windows, [0], None).values
+    part = scores.of_answers(finished, windows, [0]).values
     assert part["answer_f1"] == 1  # of one question, by all its windows
     unsure = FinishedModel("", lambda: Oracle(windows, null=100), batch_size=7)
-    never = scores.of_answers(answers, unsure, windows, range(len(windows)), None).values
+    never = scores.of_answers(unsure, windows, range(len(windows))).values
     assert never == {name: pytest.approx(0.2) for name in ("answer_exact_match", "answer_f1")}
     answers.settings = replace(answers.settings, no_answer=False)  # there always is one
     assert all(each["given"] for each in answers.of_windows(finished, windows, range(len(windows))))
@@ -189,7 +189,7 @@ def test_some_of_the_questions_are_the_same_whatever_the_tokenizer(prepare, tmp_
         assert len(some) == sum(number in set(of_window[some]) for number in of_window)  # with all their windows
         with kept_comparisons() as compared:
             oracle = FinishedModel("", lambda rows=windows: Oracle(rows, null=1), 7)
-            scores.of_answers(data.answers(), oracle, windows, some, None)
+            scores.of_answers(oracle, windows, some)
         asked.append((len(some), compared[0].rows, compared[0].references))
     (first, *same), (second, *other) = asked
     assert first > second and same == other and len(same[0]) == 7
@@ -249,11 +249,11 @@ def test_a_model_learns_to_answer_and_is_measured_again_from_its_folder(tmp_path
 
 
 def answers_by_the_documentation(run, questions) -> list[tuple[str, str]]:
-    """(given, right) answers: the Python of docs/learning/spans.md asks the model."""
-    page = (Path(__file__).parents[3] / "docs" / "learning" / "spans.md").read_text()
+    """(given, right) answers: the Python of docs/learning/tasks.md asks the model."""
+    page = (Path(__file__).parents[3] / "docs" / "learning" / "tasks.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     names: dict = {}
-    exec(compile(block.replace("runs/squad_answers", str(run)), "spans.md", "exec"), names)
+    exec(compile(block.replace("runs/squad_answers", str(run)), "tasks.md", "exec"), names)
     rows = [json.loads(line) for line in questions.read_text().splitlines()]
     ask = partial(names["answer"], str(run), longest=8)
     return [(ask(row["question"], row["context"]), row["answers"]["text"][0]) for row in rows]

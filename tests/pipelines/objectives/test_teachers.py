@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from anyformer.pipelines.data import reference, teacher_store
+from anyformer.pipelines.data import reference
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.base import teaching_of
+from anyformer.pipelines.objectives import teacher_model
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
 from anyformer.pipelines.objectives.teacher_model import Teacher
-from anyformer.pipelines.plugins import objective_of
+from anyformer.pipelines.plugins import TEACHERS, objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from run_folders import lines_of
 from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, tagged, write_lines
@@ -108,10 +108,10 @@ def test_what_measures_counts_the_labels_alone(in_float64):
 def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teacher, let_go, monkeypatch, capsys):
     import transformers
 
-    monkeypatch.setattr(teacher_store, "SHARD_BYTES", 100_000)
+    monkeypatch.setattr(reference, "SHARD_BYTES", 100_000)
     recipe = student(teacher={"stored": True, "top_k": 5, "temperature": 2.0})
     data = prepare_data(load_recipe(recipe), for_training=True)
-    rows, printed = data.rows["train"], capsys.readouterr().out
+    rows, printed = data.rows["train"], capsys.readouterr().err
     assert len(rows.shards) > 2 and f"its 5 likeliest tokens of {len(rows):,} rows go into the cache" in printed
     model = transformers.AutoModelForCausalLM.from_pretrained(teacher).eval()
     for number in (0, rows.each, len(rows) - 1):
@@ -128,14 +128,25 @@ def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teach
     shutil.rmtree(shard)  # as where a kill came before it
     again = prepare_data(load_recipe(recipe), for_training=True)
     left = f"its 5 likeliest tokens of {rows.each} rows of {len(rows):,} (the others are there)"
-    assert left in capsys.readouterr().out and again.facts == data.facts
+    assert left in capsys.readouterr().err and again.facts == data.facts
     assert torch.equal(again.rows["train"][rows.each]["teacher_ids"], rows[rows.each]["teacher_ids"])
     assert prepare_data(load_recipe(recipe)).rows["train"].fingerprint != rows.fingerprint  # without a training: none
 
 
+def test_a_native_teachers_answers_need_no_logits_of_all_tokens(tmp_path, teacher, command, monkeypatch):
+    assert command("convert", teacher, tmp_path / "native") == 0
+    asked, batch = Teacher(str(tmp_path / "native"), "AutoModelForCausalLM"), random_batch(rows=2, length=11)
+    whole, rows = asked.top_tokens(batch, 250, 5, 2.0), []
+    monkeypatch.setattr(teacher_model, "ROWS_PER_CHUNK", 6)
+    asked.model.get_output_embeddings().register_forward_hook(lambda _, args, out: rows.append(out.shape[:-1].numel()))
+    found = asked.top_tokens(batch, 250, 5, 2.0)
+    assert rows == [6, 6, 6, 4] and found[1].shape == (2, 11, 6)
+    torch.testing.assert_close(found, whole)
+
+
 def costs(recipe):
     objective = objective_of(load_recipe(recipe))
-    return teaching_of(objective, objective.Reads(objective)).further_costs()
+    return TEACHERS[objective.taught](objective.Reads(objective)).further_costs()
 
 
 def test_a_plan_says_what_a_teacher_takes(student):
@@ -252,10 +263,10 @@ def test_a_teacher_that_was_killed_goes_on_after_the_texts_it_has_answered(tmp_p
     monkeypatch.setattr(reference, "TEXTS_AT_ONCE", 2)
     with pytest.raises(KeyboardInterrupt):
         reference.answered(texts, tmp_path, "key", "MiniLM", answer)
-    assert "MiniLM: its answers to 7 examples go into the cache" in capsys.readouterr().out
+    assert "MiniLM: its answers to 7 examples go into the cache" in capsys.readouterr().err
     for _ in range(2):
         assert reference.answered(texts, tmp_path, "key", "MiniLM", answer).tolist() == [[float(n)] for n in range(7)]
-    assert "its answers to 3 examples" in capsys.readouterr().out
+    assert "its answers to 3 examples" in capsys.readouterr().err
     assert [len(some) for some in asked] == [2, 2, 2, 2, 1] and asked[2] == asked[3]
 
 
@@ -326,7 +337,7 @@ def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_
     of_tokens = np.eye(2, 5, dtype=np.float32)
     for last in (False, True):  # at which token of a word the teacher has learned its tag
         (folder / "recipe.yaml").write_text(f"task: {{labelled_token: {'last' if last else 'all'}}}")
-        teaching = teaching_of(prepared.objective, prepared.reads)
+        teaching = TEACHERS[prepared.objective.taught](prepared.reads)
         assert teaching._of_words(["catdog"], [(0, 3), (3, 6)], of_tokens).tolist() == [of_tokens[int(last)].tolist()]
     validation = prepared.collator([prepared.rows["validation"][0]])
     assert "reference" not in validation and lesson.weight(validation) == (validation["labels"] != -100).sum()

@@ -82,32 +82,6 @@ def test_a_mistake_in_tagged_words_is_one_sentence_before_training(name, refused
     refused(*MISTAKES[name], evaluation={"every_steps": None, "metrics": [metric]})
 
 
-def test_a_data_set_brings_the_names_of_its_tags_also_within_a_column(prepare, tmp_path):
-    import datasets
-
-    names = ["O", "B-PER", "I-PER"]
-    tags = datasets.Sequence(datasets.ClassLabel(names=names))
-    words = datasets.Sequence(datasets.Value("string"))
-    flat = datasets.Features({"tokens": words, "tags": tags})
-    deep = datasets.Features({"doc": {"tokens": words, "tags": tags}})
-    row = {"tokens": ["mr", "otto", "may"], "tags": [0, 1, 2]}
-    for features, rows, fields in (
-        (flat, [row] * 20, {}),
-        (deep, [{"doc": row}] * 20, {"tokens_field": "doc.tokens", "tags_field": "doc.tags"}),
-    ):
-        folder = tmp_path / f"data-{len(fields)}"
-        datasets.Dataset.from_list(rows, features=features).to_parquet(folder / "train.parquet")
-        for source in ({"dataset": str(folder), "files": None}, {"files": str(folder / "train.parquet")}):
-            sections = on_rows(tmp_path, [], **fields)
-            sections["data"] |= source
-            prepared = prepare(**sections)
-            assert list(prepared.learns().config_fields()["id2label"].values()) == names
-            labels = prepared.rows["train"][0]["labels"]
-            assert labels[labels >= 0].tolist() == [0, 0, 1, 2, 2]  # with the spaces
-    with pytest.raises(UserError, match=r"task.tags_field='doc.tag': no such column in .*; did you mean doc.tags\?"):
-        prepare("task.tags_field=doc.tag", **sections)
-
-
 @pytest.mark.skipif(METRICS["entity_f1"].missing() is not None, reason="the extra `metrics` is not installed")
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side):

@@ -82,6 +82,13 @@ def rows_of(texts: list[str]) -> list[dict]:
     return [{"text": text} for text in texts]
 
 
+def answers_in(out) -> list[dict]:
+    """The rows of a file of answers."""
+    if out.suffix == ".jsonl":
+        return [json.loads(line) for line in out.read_text().splitlines()]
+    return (pyarrow.csv.read_csv if out.suffix == ".csv" else pyarrow.parquet.read_table)(out).to_pylist()
+
+
 def pipe(task: str, folder, **options):
     return pipeline(task, str(folder), trust_remote_code=False, **options)
 
@@ -316,11 +323,7 @@ def tables(folder) -> list:
 def test_all_formats_are_read_and_written_in_order_with_columns_and_file_names(suffix, classes, tmp_path, command):
     files, out = tables(tmp_path), tmp_path / f"out.{suffix}"
     assert command("predict", classes, *files, "--out", out, "--batch-size", 1) == 0
-    if suffix == "jsonl":
-        found = [json.loads(line) for line in out.read_text().splitlines()]
-    else:
-        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
-        found = reader(out).to_pylist()
+    found = answers_in(out)
     assert [row["file"] for row in found] == [*(str(path) for path in files[:4] for _ in range(3)), f"{files[4]}/e.txt"]
     assert [row["text"] for row in found] == TEXTS[:3] * 4 + TEXTS[1:2]
     assert [str(row["id"]) for row in found[:12]] == list("012" * 4) and "photo" not in found[9]
@@ -383,24 +386,6 @@ def test_an_empty_row_gets_an_empty_answer_and_is_counted(architecture, tmp_path
     have = "row has" if len(empty) == 1 else "rows have"
     assert f"{len(empty)} {have} no prediction" in (said := capsys.readouterr().err)
     assert f": {len(empty)} empty in what the model reads" in said
-
-
-@pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
-def test_empty_cells_of_tables_and_empty_texts_are_rows_of_the_answers(suffix, classes, tmp_path, capsys):
-    (tmp_path / "a.csv").write_text("id,text\n1,good film\n2,\n3,bad\n")
-    (tmp_path / "b.txt").write_text("")
-    (tmp_path / "c.jsonl").write_text('{"text": "bad", "id": "4"}\n{"text": null, "id": "5"}\n')
-    out = anyformer.predict(
-        classes, [tmp_path / name for name in ("a.csv", "b.txt", "c.jsonl")], out=tmp_path / f"o.{suffix}"
-    )
-    if suffix == "jsonl":
-        found = [json.loads(line) for line in out.read_text().splitlines()]
-    else:
-        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
-        found = reader(out).to_pylist()
-    assert [bool(row["prediction"]) for row in found] == [True, False, True, False, True, False]
-    assert [row.get("reason") for row in found][:2] in ([None, EMPTY_ROW], ["", EMPTY_ROW])
-    assert f"3 rows have no prediction, and the reason in the column 'reason': 3 {EMPTY_ROW}" in capsys.readouterr().err
 
 
 def test_a_table_is_read_in_the_encoding_of_the_training_unless_it_tells_another(classes, tmp_path, capsys):
@@ -648,11 +633,7 @@ def test_every_row_has_an_answer_or_a_reason_in_its_place(suffix, classes, tmp_p
     good = [json.dumps(row) for row in rows_of(TEXTS)]
     file.write_text("\n".join([good[0], *BAD_LINES, *good[1:]]))
     assert command("predict", classes, file, "--out", out, "--batch-size", 1) == 0
-    if suffix == "jsonl":
-        found = [json.loads(line) for line in out.read_text().splitlines()]
-    else:
-        reader = pyarrow.csv.read_csv if suffix == "csv" else pyarrow.parquet.read_table
-        found = reader(out).to_pylist()
+    found = answers_in(out)
     alone = anyformer.predict(classes, rows_of(TEXTS), batch_size=1)
     answered = [found[0], *found[1 + len(BAD_LINES) :]]
     assert [row["prediction"] for row in answered] == [row["prediction"] for row in alone]

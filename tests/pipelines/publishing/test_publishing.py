@@ -197,9 +197,9 @@ def test_what_a_check_finds_is_published_as_a_line_of_the_card_and_a_file(hub, r
 @pytest.mark.slow
 def test_a_private_repository_is_private_and_a_public_one_is_not_taken_for_it(hub, run_folder):
     assert publish(hub, run_folder, "tester/secret", "--private").returncode == 0
-    assert hub.server.store.load("model", "tester/secret")["private"]
+    assert hub.server.repos["tester/secret"]["private"]
     assert publish(hub, run_folder, "tester/open").returncode == 0
-    assert not hub.server.store.load("model", "tester/open")["private"]
+    assert not hub.server.repos["tester/open"]["private"]
     commits = len(hub.server.requests)
     assert "exists and is public" in sentence_of(publish(hub, run_folder, "tester/open", "--private"))
     assert not any("/commit/" in path for _, path, _ in hub.server.requests[commits:])
@@ -234,7 +234,7 @@ def test_without_the_hub_nothing_is_published(run_folder):
 )
 def test_who_cannot_publish_is_told_what_to_do_before_anything_is_created(hub, run_folder, environment, expected):
     assert re.search(expected, sentence_of(publish(hub, run_folder, "tester/x", **environment)))
-    assert hub.server.store.load("model", "tester/x") is None
+    assert "tester/x" not in hub.server.repos
 
 
 @pytest.mark.parametrize("repo_id", ["a/b/c", "", "my name/x", "-x/y", "a--b/c", "tester/x.git", "tester/", "x" * 97])

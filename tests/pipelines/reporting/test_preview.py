@@ -85,29 +85,6 @@ def test_the_span_preview_shows_sources_and_targets(tiny_recipe, command, capsys
         assert source.endswith("<|endoftext|>") and target[:2] == "[[" and target.endswith("<|endoftext|>]]")
 
 
-def test_labelled_examples_are_shown_with_their_class_or_their_target(tmp_path, command, capsys):
-    rows = [
-        {"text": f"a good film {i}", "label": "positive", "en": f"a dog {i}", "de": f"ein Hund {i}"} for i in range(30)
-    ]
-    rows += [row | {"text": f"a bad film {i}", "label": "negative"} for i, row in enumerate(rows)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recipe = {
-        "tokenizer": {"type": "char"},
-        "data": {"files": str(tmp_path / "rows.jsonl")},
-        "training": {"output_dir": str(tmp_path / "run")},
-    }
-    classify = recipe | {"model": {"family": "encoder"}, "task": {"name": "sequence_classification"}}
-    (tmp_path / "classify.yaml").write_text(json.dumps(classify))
-    assert command("preview", tmp_path / "classify.yaml") == 0
-    printed = capsys.readouterr().out
-    assert "class positive" in printed and "<|cls|>a·good·film·0<|sep|>" in printed
-    task = {"name": "translation", "source_field": "en", "target_field": "de"}
-    (tmp_path / "translate.yaml").write_text(json.dumps(recipe | {"model": {"family": "seq2seq"}, "task": task}))
-    assert command("preview", tmp_path / "translate.yaml") == 0
-    printed = capsys.readouterr().out
-    assert "source: a·dog·0<|endoftext|>" in printed and "target: [[ein·Hund·0<|endoftext|>]]" in printed
-
-
 # What is learned, in plain text and as JSON
 
 

@@ -44,8 +44,8 @@ def corpus(tmp_path):
 
 def prepare(corpus, folder):
     """(tokenizer's folder, store) of the corpus, made or from the cache."""
-    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder, progress=False)
-    store = Tokenization(corpus, tokenizer, folder, add_bos=False, add_eos=True).store(False)
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder)
+    store = Tokenization(corpus, tokenizer, folder, add_bos=False, add_eos=True).store()
     (tokenizer_folder,) = (path for path in (folder / "tokenizers").iterdir() if path.name[0] != ".")
     return tokenizer_folder, store
 
@@ -134,12 +134,12 @@ def build_of(kind, corpus, folder, monkeypatch):
     """(file, function that makes an entry of the cache whose key is made of the file's content)"""
     text, cache = folder / "a.txt", folder / "cache"
     if kind == "tokenizer":
-        return text, lambda: train_or_load_tokenizer(TokenizerSection(type="char"), corpus, cache, progress=False)
+        return text, lambda: train_or_load_tokenizer(TokenizerSection(type="char"), corpus, cache)
     if kind in ("store", "shards"):
         if kind == "shards":
             monkeypatch.setattr(tokenization, "SHARD_BYTES", 100)
-        tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other", progress=False)
-        return text, lambda: Tokenization(corpus, tokenizer, cache, add_bos=False, add_eos=True).store(False)
+        tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other")
+        return text, lambda: Tokenization(corpus, tokenizer, cache, add_bos=False, add_eos=True).store()
     if kind == "images":
         image = folder / "cats" / "a.png"
         image.parent.mkdir()
@@ -155,14 +155,12 @@ def build_of(kind, corpus, folder, monkeypatch):
     source = open_examples(DataSection(files=str(rows), validation_fraction=0), {"text_field": "text"})["train"]
     schema = pyarrow.schema([("input_ids", pyarrow.list_(pyarrow.int32()))])
 
-    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other", progress=False)
+    tokenizer = train_or_load_tokenizer(TokenizerSection(type="char"), corpus, folder / "other")
 
     def batches(examples, account):
-        yield {"input_ids": [[len(row["text"])] for _, row in examples]}
+        yield {"input_ids": [[len(row["text"])] for _, row in examples], "facts": {"examples": 1}}
 
-    return rows, lambda: encode_examples(
-        cache, examples_fingerprint(source), source, schema, batches, lambda batch: {"examples": 1}, tokenizer
-    )
+    return rows, lambda: encode_examples(cache, examples_fingerprint(source), source, schema, batches, tokenizer)
 
 
 @pytest.mark.parametrize("change", ["same size", "longer", "another file"])

@@ -15,7 +15,7 @@ from anyformer.pipelines.storage.checkpoints import (
     list_checkpoints,
     prune,
 )
-from anyformer.pipelines.storage.ownership import find_foreign
+from anyformer.pipelines.training.checkpoints.safe_load import find_foreign
 from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import make_checkpoint

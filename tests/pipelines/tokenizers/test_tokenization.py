@@ -52,7 +52,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     result = {}
     for name, section in SECTIONS.items():
-        tokenizer = train_or_load_tokenizer(section, corpus_of(folder), folder / name, progress=False)
+        tokenizer = train_or_load_tokenizer(section, corpus_of(folder), folder / name)
         result[name] = tokenizer, next((folder / name / "tokenizers").iterdir())
     return result
 
@@ -90,7 +90,6 @@ def test_wordpiece_splits_words_like_bert(trained, tmp_path):
         TokenizerSection(type="wordpiece", vocab_size=100, lowercase=True),
         corpus_of(tmp_path),
         tmp_path,
-        progress=False,
     )
     assert lower.tokenize("The") == lower.tokenize("the")
 
@@ -121,7 +120,7 @@ def test_every_type_has_the_special_tokens_and_the_size_asked_for(trained, name)
 
 def test_further_special_tokens_follow_ours_and_are_one_token(tmp_path):
     section = TokenizerSection(vocab_size=300, special_tokens=["<|user|>", "<|bot|>"])
-    tokenizer = train_or_load_tokenizer(section, corpus_of(tmp_path), tmp_path, progress=False)
+    tokenizer = train_or_load_tokenizer(section, corpus_of(tmp_path), tmp_path)
     assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3]) == ["<|endoftext|>", "<|pad|>", "<|user|>", "<|bot|>"]
     assert tokenizer("<|bot|>").input_ids == [3]
     assert tokenizer.decode([3, 40], skip_special_tokens=True) == tokenizer.decode([40])
@@ -139,7 +138,7 @@ from anyformer.pipelines.recipes.schema import DataSection, TokenizerSection
 from anyformer.pipelines.tokenizers.load import train_or_load_tokenizer
 corpus = open_corpora(DataSection(files={str(tmp_path / "text.txt")!r}, validation_fraction=0))["train"]
 for name, section in {SECTIONS!r}.items():
-    train_or_load_tokenizer(section, corpus, Path({str(tmp_path)!r}) / name, progress=False)
+    train_or_load_tokenizer(section, corpus, Path({str(tmp_path)!r}) / name)
 """
     corpus_of(tmp_path)
     subprocess.run([sys.executable, "-c", program], check=True)
@@ -159,9 +158,7 @@ def test_the_second_call_does_not_train_and_other_settings_do(tmp_path, monkeypa
 
     def get(text=TEXT, **settings):
         corpus = corpus_of(tmp_path, text)
-        return train_or_load_tokenizer(
-            TokenizerSection(**{"vocab_size": 280} | settings), corpus, tmp_path, progress=False
-        )
+        return train_or_load_tokenizer(TokenizerSection(**{"vocab_size": 280} | settings), corpus, tmp_path)
 
     first = get()
     assert tokenizer_fingerprint(get()) == tokenizer_fingerprint(first) and len(trainings) == 1
@@ -175,7 +172,7 @@ def test_the_second_call_does_not_train_and_other_settings_do(tmp_path, monkeypa
 def test_training_reads_no_more_than_max_training_bytes(tmp_path):
     corpus = corpus_of(tmp_path, "aé" * 50 + "z" * 100)
     section = TokenizerSection(type="char", max_training_bytes=149)  # ends in the middle of an é
-    tokenizer = train_or_load_tokenizer(section, corpus, tmp_path, progress=False)
+    tokenizer = train_or_load_tokenizer(section, corpus, tmp_path)
     assert "é" in tokenizer.get_vocab() and "z" not in tokenizer.get_vocab()
 
 
@@ -195,7 +192,7 @@ def test_training_reads_no_more_than_max_training_bytes(tmp_path):
 def test_vocabularies_the_text_does_not_support_are_one_sentence(tmp_path, settings, expected):
     with pytest.raises(UserError) as caught:
         section = build(TokenizerSection, settings, "tokenizer")  # as a recipe is read: types and bounds first
-        train_or_load_tokenizer(section, corpus_of(tmp_path), tmp_path, progress=False)
+        train_or_load_tokenizer(section, corpus_of(tmp_path), tmp_path)
     assert all(part in str(caught.value) for part in expected), str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -203,21 +200,21 @@ def test_vocabularies_the_text_does_not_support_are_one_sentence(tmp_path, setti
 def test_the_largest_size_an_error_names_works(tmp_path):
     corpus = corpus_of(tmp_path)
     with pytest.raises(UserError) as caught:
-        train_or_load_tokenizer(TokenizerSection(vocab_size=50_000), corpus, tmp_path, progress=False)
+        train_or_load_tokenizer(TokenizerSection(vocab_size=50_000), corpus, tmp_path)
     largest = int(str(caught.value).split("at most ")[1].split()[0].replace(",", ""))
-    tokenizer = train_or_load_tokenizer(TokenizerSection(vocab_size=largest), corpus, tmp_path, progress=False)
+    tokenizer = train_or_load_tokenizer(TokenizerSection(vocab_size=largest), corpus, tmp_path)
     assert len(tokenizer) == largest
-    assert len(train_or_load_tokenizer(TokenizerSection(), corpus, tmp_path, progress=False)) == largest
+    assert len(train_or_load_tokenizer(TokenizerSection(), corpus, tmp_path)) == largest
 
 
 def test_pretrained_tokenizers_are_taken_as_they_are_or_refused_with_a_sentence(trained, tmp_path):
     tokenizer, folder = trained["char"]
     corpus = corpus_of(tmp_path)
-    loaded = train_or_load_tokenizer(TokenizerSection(name_or_path=str(folder)), corpus, tmp_path, progress=False)
+    loaded = train_or_load_tokenizer(TokenizerSection(name_or_path=str(folder)), corpus, tmp_path)
     assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(tokenizer)
     with pytest.raises(UserError, match=r"tokenizer\.name_or_path=.*cannot be loaded") as caught:
         section = TokenizerSection(name_or_path=str(tmp_path / "nothing"))
-        train_or_load_tokenizer(section, corpus, tmp_path, progress=False)
+        train_or_load_tokenizer(section, corpus, tmp_path)
     assert "\n" not in str(caught.value)
 
 
@@ -316,7 +313,7 @@ def test_a_store_tells_of_control_tokens_and_only_then_has_another_identity(trai
 
     def store(text):
         corpus = corpus_of(tmp_path, text)
-        return corpus, Tokenization(corpus, tokenizer, tmp_path, add_bos=False, add_eos=True).store(False)
+        return corpus, Tokenization(corpus, tokenizer, tmp_path, add_bos=False, add_eos=True).store()
 
     corpus, plain = store(TEXT)
     ends = [tokenizer.bos_token_id, tokenizer.eos_token_id]

@@ -42,28 +42,25 @@ def test_an_engine_of_one_class_and_one_row_refuses_trains_and_resumes(
 PART_NORMS = "training.max_grad_norm={embeddings: 1.0}"
 PER_LAYER = "training.log_gradient_norms_per_layer=true"
 AVERAGED = "evaluation.average_checkpoints=2"
-STAGES = "training.parallelism={pp: 2}"
+STAGES, SHARDS = "training.parallelism={pp: 2}", "training.parallelism={dp_shard: 2}"
 
 
 @pytest.mark.parametrize(
     "engine, settings, sentence",
     [
-        ("FSDP", [PER_LAYER], f"{PER_LAYER} needs whole weights, but FSDP splits them; leave it out, or train by one"),
-        (None, [PER_LAYER, "training.parallelism={tp: 2}"], "but training.parallelism splits them"),
+        (None, [PER_LAYER, SHARDS], f"{PER_LAYER} needs whole weights, but training.parallelism splits them; leave it"),
         (None, [PER_LAYER, PART_NORMS], "reckons with one norm"),
-        ("FSDP", ["evaluation.minimal_pairs={files: x}"], "evaluation.minimal_pairs needs whole weights, but FSDP"),
+        (None, ["evaluation.minimal_pairs={files: x}", SHARDS], "evaluation.minimal_pairs needs whole weights, but"),
         (
-            "FSDP",
-            ["evaluation.best_metric=bleu", "evaluation.average_checkpoints=null"],
-            "best_metric=bleu needs whole weights, but FSDP",
+            None,
+            ["evaluation.best_metric=bleu", "evaluation.average_checkpoints=null", SHARDS],
+            "best_metric=bleu needs whole weights, but training.parallelism",
         ),
         ("DEEPSPEED", ["training.bad_step=skip"], "training.bad_step=skip looks at losses and gradients of whole"),
         ("DEEPSPEED", ["training.loss_spike=3"], "training.loss_spike=3"),
         ("DEEPSPEED", [PART_NORMS], "but DeepSpeed clips all gradients by one norm; set it to a number"),
         (None, [PART_NORMS, STAGES], "but training.parallelism clips all gradients by one norm"),
         ("DEEPSPEED", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but DeepSpeed splits"),
-        ("FSDP", ["training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole weights, but FSDP splits"),
-        ("FSDP", [AVERAGED], "average_checkpoints=2 needs a model that a process holds whole, but FSDP splits it"),
         ("DEEPSPEED 3", [AVERAGED], "average_checkpoints=2 needs a model that a process holds whole, but ZeRO-3"),
         ("DEEPSPEED 2", [AVERAGED], ""),  # whose processes hold it whole
         ("DEEPSPEED", ["evaluation.best_metric=loss"], ""),

@@ -15,7 +15,6 @@ from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
 from anyformer.pipelines.training import finish, run, session
 from anyformer.pipelines.training.guards import stop_signal
-from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import Process, end_in_micro_batch, logged_losses, rank_environments
 from run_folders import assert_same_weights, make_checkpoint
 from task_data import task_recipe
@@ -93,32 +92,7 @@ def test_a_start_that_failed_before_its_first_checkpoint_does_not_own_the_folder
     assert json.loads((run / "run.json").read_text())["recipe"]["model"]["hidden_size"] == 16
 
 
-def test_a_refused_start_leaves_no_folder(short_recipe, command, tmp_path):
-    assert command("train", short_recipe, "data.files=nowhere/*.txt") == 2
-    assert not (tmp_path / "run").exists()
-
-
 # --------------------------------------------------------------------------------------------------- full disk
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_the_final_save_ends_in_one_sentence(
-    short_recipe, command, tmp_path, capsys, monkeypatch
-):
-    save = AnyformerTrainer.save_model
-
-    def save_model(self, folder, **options):
-        save(self, folder, **options)
-        if Path(folder).name == "final":
-            raise RuntimeError(FULL)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AnyformerTrainer, "save_model", save_model)
-        assert command("train", short_recipe) == 2
-    sentence, run = capsys.readouterr().err.strip(), tmp_path / "run"
-    assert "\n" not in sentence and "the disk is full" in sentence and f"complete checkpoint is {run}" in sentence
-    assert not hidden_files(run)
-    assert command("train", short_recipe) == 0 and (run / "model.safetensors").exists()
 
 
 def test_a_disk_that_is_full_when_the_tokenizer_is_saved_ends_in_one_sentence(
@@ -130,7 +104,7 @@ def test_a_disk_that_is_full_when_the_tokenizer_is_saved_ends_in_one_sentence(
     monkeypatch.setattr("transformers.PreTrainedTokenizerFast.save_pretrained", save_pretrained)
     assert command("train", short_recipe) == 2
     sentence = capsys.readouterr().err.strip()
-    assert "\n" not in sentence and "data.cache_dir=" in sentence and "set it to a folder with space" in sentence
+    assert "\n" not in sentence and "data.cache_dir=" in sentence and "set a folder of yours with space" in sentence
     assert not hidden_files(tmp_path / "anyformer-cache")
 
 
@@ -489,5 +463,5 @@ def test_a_model_without_checkpoints_and_with_a_damaged_run_file_is_not_overwrit
     (run / "config.json").write_text("{}")
     (run / "run.json").write_text("null")
     assert command("train", short_recipe) == 2
-    assert "run.json cannot be read, and no checkpoint says" in capsys.readouterr().err
+    assert "run.json is damaged, and no checkpoint says" in capsys.readouterr().err
     assert (run / "run.json").read_text() == "null"

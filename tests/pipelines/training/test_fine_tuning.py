@@ -17,7 +17,7 @@ from anyformer.pipelines.words import epochs_of
 from native_models import native_model
 from processes import end_in_micro_batch, run_ranks
 from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
-from task_data import random_decoder, reviews, task_recipe
+from task_data import task_recipe
 from test_distributed import needs_deepspeed, rank_main
 
 import anyformer
@@ -136,22 +136,6 @@ def test_a_run_in_epochs_goes_on_after_a_kill_and_says_its_steps(tmp_path, comma
     )
     assert command("train", recipe, f"training.output_dir={broken}") == 0
     assert_same_weights(whole, broken)
-
-
-@pytest.mark.slow
-def test_a_run_that_leaves_rates_open_has_the_usual_ones_and_is_finished_by_the_same_command(tmp_path, command):
-    base, data = random_decoder(tmp_path / "base", num_hidden_layers=1, hidden_size=32, num_attention_heads=2), tmp_path
-    recipe = task_recipe(tmp_path, "sequence_classification", task={"max_length": 24})
-    sections = yaml.safe_load(recipe.read_text()) | {"model": {"name_or_path": str(base)}, "evaluation": {}}
-    sections.pop("tokenizer", None)
-    sections["data"] = {"files": str(reviews(data / "few.jsonl", 40)), "validation_fraction": 0.1}
-    sections["training"] = {"output_dir": str(tmp_path / "run"), "bf16": False}
-    recipe.write_text(yaml.safe_dump(sections))
-    assert command("train", recipe, f"training.output_dir={tmp_path / 'new'}") == 0
-    found = facts_of(tmp_path / "new")
-    assert found["recipe"]["training"]["learning_rate"] == 2e-5
-    assert found["recipe"]["training"]["num_train_epochs"] == MOST_EPOCHS and found["steps"] == 5 * MOST_EPOCHS
-    assert command("train", recipe, f"training.output_dir={tmp_path / 'new'}") == 0
 
 
 # --------------------------------------------------------------------------------- frozen parts, rates by layer

@@ -96,11 +96,14 @@ def test_rows_longer_than_the_context_a_model_would_be_saved_with_are_refused(sc
     [
         ("model.hidden_size=8", "model.hidden_size cannot be set with model.name_or_path; a checkpoint has its own"),
         ("model.rope_parameters={rope_type: yarn, factr: 4}", "did you mean model.rope_parameters.factor?"),
-        ("model.rope_parameters={rope_type: spiral}", "rope_type='spiral' is not known; known: default, linear"),
+        (
+            "model.rope_parameters={rope_type: spiral}",
+            "rope_type='spiral' is not one of its choices; known: default",
+        ),
         ("model.rope_parameters={rope_type: linear}", "model.rope_parameters.factor is not set"),
         ("model.rope_parameters={rope_type: yarn, factor: 2.0}", "original_max_position_embeddings is not set"),
         ("model.max_position_embeddings=0", "model.max_position_embeddings=0 must be at least 1"),
-        ("model.pooler_type=men", "model.pooler_type='men' is not known; did you mean mean?"),
+        ("model.pooler_type=men", "model.pooler_type='men' is not one of its choices; did you mean mean?"),
     ],
 )
 def test_what_a_checkpoint_cannot_take_is_refused_before_anything_is_loaded(override, sentence):

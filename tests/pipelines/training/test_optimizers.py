@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
-from anyformer.pipelines.recipes.optimizer_rows import FUSED, ROWS, Optimizer, OwnOptimizer, own_optimizer
+from anyformer.pipelines.recipes.optimizer_rows import FUSED, ROWS, Optimizer, own_optimizer
 from anyformer.pipelines.recipes.schema import TrainingSection
-from anyformer.pipelines.training.optimizers import BatchedMuon, build_muon, muon_parameter_names
+from anyformer.pipelines.training.optimizers import BatchedMuon, Muon, build_muon, muon_parameter_names
 from processes import run_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
@@ -144,7 +144,7 @@ def test_of_an_adapter_either_optimizer_may_have_nothing(model, part):
     assert list(optimizer.parts) == [part] and changed == {n for n, p in model.named_parameters() if p.requires_grad}
 
 
-class Toy(OwnOptimizer):
+class Toy(Muon):
     """Steps of torch's SGD."""
 
     def build(self, model, decayed, arguments):
@@ -153,11 +153,14 @@ class Toy(OwnOptimizer):
     def words(self):
         return f"toy at {self.section.learning_rate:g}"
 
+    def state_bytes(self, model):
+        return 4 * model.num_parameters(only_trainable=True)
+
 
 def test_an_optimizer_of_one_row_and_one_class_trains_is_planned_and_refused_where_matrices_are_split(
     tiny_recipe, without_activations, command, capsys, monkeypatch, tmp_path
 ):
-    row = Optimizer("toy", FUSED, "plain steps", code=f"{__name__}:Toy", whole_matrices=True, bytes_per_parameter=4)
+    row = Optimizer("toy", FUSED, "plain steps", code=f"{__name__}:Toy", whole_matrices=True)
     recipe = [tiny_recipe(), "training.optim=toy", "training.max_steps=3"]
     assert command("train", *recipe) == 2
     assert "training.optim='toy' is not known" in capsys.readouterr().err

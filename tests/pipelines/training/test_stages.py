@@ -287,7 +287,7 @@ REFUSED = [
     ([{}], {}, "stages.0.until is not set; it is the step"),
     ([{"until": 0.8}, {"until": 0.5}], {}, "stages.1.until=0.5 is step 5 of 10, which is not above stages.0.until=0.8"),
     ([{"until": 0.8}], {}, "stages.0.until=0.8 of the last stage ends at step 8, and training.max_steps=10"),
-    ([{"until": 12}], {}, "stages.0.until=12.0 is above training.max_steps=10"),
+    ([{"until": 12}], {}, "stages.0.until=12.0 of the last stage ends at step 12, and training.max_steps=10"),
     ([{"until": 2.5}], {}, "stages.0.until=2.5 is no step"),
     ([WHOLE], {"training": {"max_steps": -1}}, "stages are parts of training.max_steps, which is not set"),
     ([{"until": 1.0, "sequence_lenght": 4}], {}, "stages.0.sequence_lenght: no such setting; did you mean stages.0."),

@@ -9,8 +9,8 @@ import torch
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.recipes.schema import TrainingSection
+from anyformer.pipelines.reporting.run_log import read_metrics
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
-from anyformer.pipelines.storage.metrics_file import read_metrics
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics, at_work
 from anyformer.pipelines.training.guards.step_guard import ENOUGH, SAID, StepGuard
 from anyformer.pipelines.training.trainer import AnyformerTrainer

@@ -1,0 +1,72 @@
+"""Messages between the devices of a step: collectives, their bytes and their time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ..recipes.schema import ParallelismSettings
+from .devices import Devices
+from .gathers import groups_of, style_of
+from .memory import FP32
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind over one dimension of the mesh, in a step of one rank.
+
+    bytes: of all together, those that a rank has when all is gathered, or before anything is scattered.
+    ranks: of the group.
+    """
+
+    kind: str
+    dimension: str
+    count: int
+    bytes: int
+    ranks: Sequence[int]
+
+    def seconds(self, devices: Devices, per_node: int) -> float:
+        """At the rates of the data sheet, as rings: a rank sends all but its own share, in an all_reduce twice.
+
+        On several machines each of a machine's ranks of the group has its own network card.
+        """
+        members, nodes = len(self.ranks), len({rank // per_node for rank in self.ranks})
+        rate = devices.link if nodes == 1 else min(devices.link, devices.network * members / nodes)
+        return self.bytes * (members - 1) / members * (2 if self.kind == "all_reduce" else 1) / rate
+
+
+def planned_messages(
+    part, settings: ParallelismSettings, half: bool, hidden: int, checkpointing: bool, micro_batches: int
+) -> list[Collective]:
+    """The collectives of a step under a mesh, without those of a few bytes, such as the gradient's norm.
+
+    part: a rank's part of the model under tp. half: whether weights are gathered in bf16. hidden: bytes of the hidden
+    states of a micro-batch. Gradients are reduced in the last micro-batch of a step.
+    """
+    tp, shard, copies = settings.tp, settings.dp_shard, settings.dp_replicate
+    groups, styles = groups_of(part), [style_of(part, name) for name, _ in part.named_parameters()]
+    gathered = [group.gathered(half) for group in groups for _ in range(1 if group.stays else 2)]
+    reduced = [group.reduced for group in groups if group.reduced]
+    shared = {id(weight) for group in groups for weight in group.weights}
+    whole = [FP32 * p.numel() for p in part.parameters() if p.requires_grad and id(p) not in shared]  # an adapter's
+    # Products by rows are summed in the forward pass, gradients of the inputs of products by columns in the backward.
+    forward = sum("rowwise" in style for style in styles) * (2 if checkpointing else 1)
+    summed = forward + sum("colwise" in style for style in styles)
+    found = [
+        Collective("all_gather", "dp_shard", len(gathered), sum(gathered), range(0, tp * shard, tp)),
+        Collective("reduce_scatter", "dp_shard", len(reduced), sum(reduced), range(0, tp * shard, tp)),
+        Collective("all_reduce", "dp_shard", len(whole), sum(whole), range(0, tp * shard, tp)),
+        Collective("all_reduce", "tp", summed, summed * hidden, range(tp)),
+        Collective(
+            "all_reduce",
+            "dp_replicate",
+            len(reduced),
+            sum(reduced) // shard,
+            range(0, tp * shard * copies, tp * shard),
+        ),
+    ]
+    often = {"all_gather": micro_batches, "tp": micro_batches}
+    times = [often.get(one.kind) or often.get(one.dimension, 1) for one in found]
+    return [
+        replace(one, count=number * one.count, bytes=number * one.bytes)
+        for one, number in zip(found, times)
+        if one.bytes and len(one.ranks) > 1
+    ]
