@@ -21,6 +21,7 @@ from watching import Watch, square
 from anyformer import AnyformerDecoderForCausalLM
 
 LENGTH = 24
+FLEX_TOLERANCE = 3e-5  # sums in another order, of a native model whose random weights are large: 1.5e-5 was seen
 
 
 def seen(config, query: int) -> set[int]:
@@ -253,7 +254,7 @@ def test_flex_attends_on_packed_rows_as_sdpa_does_under_a_dense_mask(kind, tiny_
         model.eval().set_attn_implementation(name)
         with torch.no_grad():
             logits.append(model(ids, position_ids=positions, use_cache=False).logits)
-    torch.testing.assert_close(*logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(*logits, atol=FLEX_TOLERANCE, rtol=1e-5)
     (mask,) = made  # one for all layers
     assert mask.shape == (2, 1, 300, 300) and mask.sparsity() > (20 if kind == "window" else 5)
 

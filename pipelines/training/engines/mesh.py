@@ -63,8 +63,13 @@ class Mesh(Engine):
     @contextmanager
     def loading(self, config, device):
         check_model_shares(self.parallelism, config)
+        if self.parallelism.pp > 1:
+            yield {}
+            return
+        how = distributed_config(self.parallelism, in_bf16=resolve_bf16(self.section, device.type))
         try:
-            yield {"distributed_config": distributed_config(self.parallelism)} if self.parallelism.pp == 1 else {}
+            with tied_heads_together():
+                yield {"distributed_config": how}
         except RuntimeError as error:  # torch has no plan for an operation
             raise UserError(
                 f"{FIELD}={words_of(self.parallelism)} does not go with this model: {first_line(error)}"
