@@ -84,7 +84,11 @@ def test_a_system_message_for_all_and_an_input_of_some_rows_are_read(tmp_path):
     assert len(some[0]["input_ids"]) == len(some[1]["input_ids"]) + len("\n\nb")
 
 
-@pytest.mark.parametrize("text", ["hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000])
+NO_CHATS = {"words": "hello", "an object": '{"role": "user"}', "a list of words": '["hello"]', "half": "[{"}
+NO_CHATS |= {"deep": "[" * 100_000}
+
+
+@pytest.mark.parametrize("text", NO_CHATS.values(), ids=NO_CHATS)
 def test_a_text_among_whole_conversations_that_is_not_their_json_is_refused(tmp_path, text):
     path = tmp_path / "chats.csv"
     with path.open("w", newline="") as file:
