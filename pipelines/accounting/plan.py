@@ -302,7 +302,7 @@ def planned_stages(
     """The plans of these ways to share states among the devices, by name."""
     sharers, plans = sharers_of(section, devices), {}
     for name in names:
-        states = step.states(name, sharers, sizes.accumulation > 1)
+        states = step.states(name, sharers)
         total = states.total + step.held(sizes.rows, section.gradient_checkpointing, name).peak
         most = [step.largest_rows(devices.memory - states.total, way, name) for way in (False, True)]
         plans[name] = StagePlan(states, total, total <= devices.memory, *most)
