@@ -22,9 +22,9 @@ def add_arguments(add_parser) -> None:
         "and the exit code is 1. Nothing is read, downloaded or trained.",
         epilog="examples:\n"
         "  anyformer rehearse llama_1b --devices 64xH100-80GB\n"
-        "  anyformer rehearse llama2_70b --devices 64xH100-80GB training.gradient_checkpointing=true --against plan\n"
+        "  anyformer rehearse llama_1b --devices 8xA100-40GB training.bf16=true --against plan\n"
         "  anyformer rehearse llama3_8b --devices 16xH200-141GB objective.sequence_length=32768 --fit\n"
-        "  anyformer rehearse llama3_8b --devices 64xH100-80GB 'training.parallelism={dp_shard: 8, tp: 8}' --json",
+        "  anyformer rehearse llama3_8b --devices 8xH100-80GB 'training.parallelism={dp_shard: 4, tp: 2}'",
     )
     add_recipe(parser, "RECIPE|PRESET", "a recipe (name or YAML file), or a preset's name")
     parser.add_argument(

@@ -173,5 +173,5 @@ def _check_evaluate(settings: SweepSettings) -> None:
         if settings.max_examples is not None and settings.by_position is None:
             raise UserError(f"--max-examples {settings.max_examples} is of --evaluate and of by_position; add either")
         return
-    why = "is of runs that are trained; leave out it, or evaluate"
+    why = "is of runs that are trained; leave it out, or evaluate"
     check_beside("sweep", settings, [(f"{name}=", True, why) for name in ("seeds", "by_position", "columns")])

@@ -129,7 +129,7 @@ def test_a_run_killed_while_tokenising_goes_on_after_the_last_finished_shard(cor
             if ends > 7000:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        tokenization.progress_of = lambda corpus, shown: nullcontext(advance)
+        tokenization.progress_of = lambda corpus: nullcontext(advance)
         store_of(corpus, tokenizer, cache)
 
     process = Process(tokenize_and_die, output=tmp_path / "log")

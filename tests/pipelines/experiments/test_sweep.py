@@ -96,7 +96,10 @@ def test_optuna_goes_on_as_if_it_had_not_been_stopped():
         (["training.seed=[1,2]", "--columns", "mfu,mfu"], "columns: mfu is named twice"),
         (["training.seed=[1,2]", "--evaluate", "runs/none"], "MODEL=runs/none: no such folder"),
         (["training.seed=[1,2]", "--max-examples", "3"], "--max-examples 3 is of --evaluate and of by_position"),
-        (["evaluation.bootstrap=[1,2]", "--evaluate", ".", "--seeds", "2"], "seeds=2 is of runs that are trained"),
+        (
+            ["evaluation.bootstrap=[1,2]", "--evaluate", ".", "--seeds", "2"],
+            "is of runs that are trained; leave it out, or evaluate",
+        ),
     ],
 )
 def test_a_sweep_that_cannot_be_is_one_sentence(words, says, tiny_recipe, tmp_path, command, capsys):

@@ -616,7 +616,7 @@ def test_tokens_are_the_fewest_steps_that_read_them_in_the_batches_and_lengths_o
         (["training.max_steps=5"], "training.max_steps=5 both say how long the run is; set max_tokens to null, or"),
         (["training.global_batch_size=null"], "needs training.global_batch_size"),
         (["objective.name=fill_in_the_middle"], "needs rows of sequence_length tokens"),
-        (["stages=[{until: 99, global_batch_size: 4}, {until: 1.0}]"], "is above training.max_steps=62"),
+        (["stages=[{until: 99, global_batch_size: 4}, {until: 1.0}]"], "stages.1.until=1.0 is step 62 of 62"),
     ],
 )
 def test_tokens_whose_steps_the_recipe_leaves_open_are_refused(words, said):
