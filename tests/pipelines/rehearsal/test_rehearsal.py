@@ -34,7 +34,7 @@ MESHES = {
     "tp-half": (2, "{tp: 2}", WIDE, 1, [HALF]),
     "hsdp": (4, "{dp_shard: 2, dp_replicate: 2}", WIDE, 1, []),
     "mixture": (2, "{dp_shard: 2}", MIXTURE, 1, []),
-    "mixed-precision": (2, "{dp_shard: 2, fsdp_mixed_precision: true}", WIDE, 1, [HALF]),
+    "mixed-precision": (2, "{dp_shard: 2}", WIDE, 1, [HALF]),
     "checkpointing": (2, "{dp_shard: 2}", WIDE, 1, [LESS]),
     "packed": (2, "{dp_shard: 2}", WIDE, 4, []),
     "lora": (2, "{dp_shard: 2}", NATIVE, 1, [LORA, *OF_BASE]),
