@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,8 @@ def tiny_overrides(name, command, text_file, folder) -> list[str]:
     else:
         overrides += ["data.validation_files=null", "data.validation_split=null", "data.validation_fraction=0.1"]
         overrides += ["data.test_files=null"]
+    if find_spec("peft") is None:  # of an extra
+        overrides += ["training.lora=null"]
     return [*overrides, "training.per_device_train_batch_size=2"]
 
 
