@@ -14,10 +14,11 @@ from ..accounting.lora import with_base
 from ..accounting.plan import check_devices, planned_stage
 from ..accounting.step_memory import planned_dtype
 from ..adapters import NF4
-from ..errors import UserError, first_line
+from ..errors import UserError, did_you_mean, first_line
 from ..recipes.parallelism import words_of
 from ..recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import stages_of
+from ..training.engines.launch import engines
 from ..transformers_logging import silent, unsaid
 from .fake_ranks import fake_ranks
 from .rehearsed import Rehearsal
@@ -98,6 +99,8 @@ def rehearsable(recipe: Recipe, devices: Devices, launch: str | None) -> Recipe:
 def shares_of(section: TrainingSection, devices: Devices, launch: str | None) -> ParallelismSettings | None:
     """What devices share; None: each has the whole model. Raises UserError for what is not rehearsed."""
     deepspeed = section.extra.get("deepspeed")
+    if launch is not None and launch not in engines():
+        raise UserError(f"--launch {launch}: no such engine{did_you_mean(launch, engines())}")
     if launch not in (None, "ddp", "mesh", "fsdp2") or deepspeed:
         asked = f"training.deepspeed={deepspeed}" if deepspeed else f"--launch={launch}"
         raise UserError(f"{asked}: DeepSpeed keeps states of its own and is not rehearsed; take ddp, fsdp2 or mesh")
