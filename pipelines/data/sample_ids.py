@@ -23,7 +23,6 @@ from .rows import BEGINNING, PlainRows, Rows, Streamed, passes_from
 FILE = "stream.json"
 WIDTH = 1024  # bytes; a position is padded to a multiple of it
 NO_ROW = None  # index of a filler row, for a process that has no other
-FILLED_UP = 64  # rows; an evaluation batch up to this size is filled up, and has the shape of the run's other batches
 
 
 class NumberedRows(Dataset):
@@ -192,10 +191,10 @@ def evaluation_rows(rows, multiple: int) -> Subset:
 
 @contextmanager
 def evaluation_batches(arguments: TrainingArguments, rows) -> Iterator[Subset]:
-    """Yields evaluation_rows for batches of the arguments, which in the block are no larger than needed."""
+    """Yields evaluation_rows for batches of the arguments, which in the block are as small as their number allows."""
     asked = arguments.per_device_eval_batch_size
-    needed = max(FILLED_UP, -(-len(rows) // arguments.world_size))
-    arguments.per_device_eval_batch_size = min(asked, needed)
+    of_process = max(1, -(-len(rows) // arguments.world_size))
+    arguments.per_device_eval_batch_size = -(-of_process // -(-of_process // asked))
     try:
         yield evaluation_rows(rows, arguments.eval_batch_size * arguments.world_size)
     finally:

@@ -318,7 +318,7 @@ class ChatTask(Objective):
         row="example",
         sample="answer to {prompt!r}",
         answers=True,
-        use='anyformer generate {folder} "your question" --chat',
+        use="anyformer chat {folder}",
         hub_task="text-generation",
     )
 

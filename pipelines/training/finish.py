@@ -131,8 +131,7 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict, dict]:
     for split, rows in data.rows.items():
         if split == "train":
             continue
-        measured = trainer.evaluate(rows, metric_key_prefix=split)
-        result = {name.removeprefix(f"{split}_"): value for name, value in measured.items()}
+        result = trainer.pass_over(rows, split)
         computed = scores.of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
         computed |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
         own = {"loss": result["loss"]} if "predictions" in result else {}  # of no counted label there is none

@@ -84,6 +84,7 @@ class AnyformerTrainer(Trainer):
 
     shifts_labels = True
     scored: Scored | None = None
+    last_pass: tuple | None = None  # the evaluation before: (split, step, {name: value}); None: of other rows or weights
     _row_ids: "torch.Tensor | list[int]" = []  # of the batch whose loss is computed
     _sums: EvaluationSums | None = None  # of the evaluation that runs
 
@@ -408,8 +409,16 @@ class AnyformerTrainer(Trainer):
             metrics, self.scored = self._sums.metrics(self.accelerator)
             if self.measures is not None:
                 metrics |= self.measures.measure(metrics, self, metric_key_prefix)
+            numbered = dataloader.dataset.dataset
+            self.last_pass = None if numbered.chosen else (numbered.split, self.state.global_step, metrics)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
+
+    def pass_over(self, rows, split: str) -> dict[str, float]:
+        """{name: value} of a pass over all rows of a split: of the last one, if rows and weights are the same."""
+        if self.last_pass is None or self.last_pass[0] is not rows or self.last_pass[1] != self.state.global_step:
+            self.evaluate(rows, metric_key_prefix=split)
+        return self.last_pass[2]
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         give_back(self.args.device.type)
@@ -438,6 +447,8 @@ class AnyformerTrainer(Trainer):
         """Give the model the weights of the best checkpoint."""
         best, words = Path(self.state.best_model_checkpoint), f"the best by {self.args.metric_for_best_model}"
         self._check_intact([best], words, "keeps the last model")
+        if self.state.best_global_step != self.state.global_step:
+            self.last_pass = None
         with self._plain_data():
             if not self.engine.load_weights(self, best):
                 self._load_best_model()
@@ -450,6 +461,7 @@ class AnyformerTrainer(Trainer):
         newest = list_checkpoints(Path(self.args.output_dir))[:number]
         self._check_intact(newest, "one of those to average", "averages the others")
         result = load_average(model, newest)
+        self.last_pass = None
         if result is not None:
             self._issue_warnings_after_load(result)
         return len(newest)

@@ -179,8 +179,7 @@ def print_result(folder: Path, run: dict, words: Words, again: bool = False) -> 
     ]
     console.print(f"look at: {' · '.join(files)}", markup=False)
     steps = [words.use.replace("{folder}", str(folder))]
-    if is_adapter(folder):  # transformers would build the model from the base's config, which has another head
-        whole = folder.with_name(f"{folder.name}_merged")
-        steps = [f"anyformer merge {folder} {whole}", words.use.replace("{folder}", str(whole))]
+    if is_adapter(folder):
+        steps.append(f"anyformer merge {folder} {folder.with_name(f'{folder.name}_merged')}")
     steps.append(f"anyformer publish {folder} your-name/your-model")
     console.print("next: " + "\n      ".join(map(with_plugins, steps)), markup=False)
