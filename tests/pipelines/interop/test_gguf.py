@@ -150,7 +150,7 @@ def test_llama_cpp_computes_every_architecture_within_the_rounding(title, kind, 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", MODELS)
 def test_the_table_of_architectures_and_types(title, tmp_path, few_texts, capsys):
-    """Prints its row of docs/serving.md: pytest -n 0 -m slow -k table_of_architectures."""
+    """Prints its row, of which docs/serving.md has the ranges: pytest -n 0 -m slow -k table_of_architectures."""
     found = [facts_of(title, kind, tmp_path) for kind in KINDS]
     cells = [f"{each['difference']:.1e}, {each.get('greedy_tokens_equal', '-')}" for each in found]
     with capsys.disabled():
