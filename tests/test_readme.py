@@ -216,7 +216,6 @@ NOT_RUN = [
     NotRun("anyformer generate smollm2 ", "the extra examples", arguments_parse),
     NotRun("anyformer convert models/minilm ", "the extra examples", arguments_parse),
     NotRun("anyformer evaluate models/minilm ", "the extra examples", arguments_parse),
-    NotRun("anyformer train trec_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
     NotRun("anyformer train imdb_classify model.name_or_path=models/minilm", "the extra examples", arguments_parse),
     *(
         NotRun(f"anyformer {name}", "the extra examples; test_recipes.py makes a step", arguments_parse)
