@@ -124,30 +124,30 @@ def header_of(source: str) -> str:
     return "\n".join([*written, *(["```"] if code else [])]).strip()
 
 
-def results() -> list[tuple[str, list[str], list[str]]]:
-    """(command, cells of the row, header of its table) of each measured row of RESULTS.md."""
-    rows, header = [], []
-    lines = (ROOT / "RESULTS.md").read_text(encoding="utf-8").splitlines()
-    for line, following in zip(lines, [*lines[1:], ""]):
-        cells = [text.strip() for text in line.strip("|").split("|")]
-        if line.startswith("|") and following.startswith("|---"):
-            header = cells
-        elif line.startswith("| `anyformer") or line.startswith("| the same"):
-            rows.append((cells[0], cells, header))
+RESULT_HEADER = ("recipe", "data, sizes", "result", "reference", "goal", "measured")
+
+
+def results() -> list[list[str]]:
+    """The rows of RESULTS.md's tables of recipes, as cells of RESULT_HEADER."""
+    rows: list[list[str]] = []
+    header: tuple[str, ...] = ()
+    for line in (ROOT / "RESULTS.md").read_text(encoding="utf-8").splitlines():
+        cells = [text.strip() for text in line.strip().removeprefix("|").removesuffix("|").split("|")]
+        if not line.startswith("|"):
+            header = ()
+        elif not header:
+            header = tuple(cells)
+        elif header == RESULT_HEADER and set(cells) != {"---"}:
+            rows.append(cells)
     return rows
 
 
 def results_of(*names: str) -> str:
-    """The rows of RESULTS.md whose commands name one of the recipes, or the sentence that there is none.
-
-    Rows measured before 833aad0, which changed the warm-up, are left out.
-    """
-    rows = [(cells, header) for command, cells, header in results() if set(re.findall(r"\w+", command)) & set(names)]
-    new = [(cells, header) for cells, header in rows if "before 833aad0" not in cells[1]]
-    if not new:
-        return f"No measured result {'since the warm-up was changed' if rows else 'yet'}.\n"
-    described = [(*cells[:2], cells[2] if header[-1] != "time" else f"in {cells[2]}") for cells, header in new]
-    return table(("command", "measured", "beside it"), described)
+    """The rows of RESULTS.md that name one of the recipes, or the sentence that there is none."""
+    rows = [cells for cells in results() if set(re.findall(r"\w+", cells[0])) & set(names)]
+    if not rows:
+        return "No measured result yet.\n"
+    return table(RESULT_HEADER, rows) + "\nA letter names a command in [all results](../RESULTS.md).\n"
 
 
 def recipes_page() -> str:
