@@ -84,7 +84,7 @@ class AnyformerTrainer(Trainer):
 
     shifts_labels = True
     scored: Scored | None = None
-    last_pass: tuple | None = None  # the evaluation before: (split, step, {name: value}); None: of other rows or weights
+    last_pass: tuple | None = None  # the last evaluation of a whole split: (split, step, {name: value})
     _row_ids: "torch.Tensor | list[int]" = []  # of the batch whose loss is computed
     _sums: EvaluationSums | None = None  # of the evaluation that runs
 
