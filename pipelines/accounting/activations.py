@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..data.batch_keys import IGNORE_INDEX
-from .gathers import Gathers, groups_of, shared_weights
+from .gathers import Gathers, groups_of, keeps_gradients_as_made, shared_weights
 
 FP32, HALF = 4, 2
 # Integer tensors of up to this many elements are really computed, as models read masks and positions on the host.
@@ -132,13 +132,14 @@ class StepActivations:
         return self.build(with_depth(config, shallow)), depth - shallow, period
 
     def _measured(self, batch: Batch, checkpointing: bool) -> Activations:
-        """A deep model is extrapolated: each further period adds what the last one keeps to the peak."""
+        """A deep model is extrapolated: each further period adds what the last one keeps, until its backward pass."""
         model, missing, period = self._measured_model
-        found, by_layer = measured_step(model, batch, checkpointing, self.half, self.on_cpu, self.gathered)
+        how = checkpointing, self.half, self.on_cpu, self.gathered
+        found, by_layer, peak_of_end = measured_step(model, batch, *how, period)
         added = 0
         if missing:
             added = sum(held[-1] - held[-1 - period] for held in by_layer) * missing // period
-        return Activations(found.peak + added, found.kept + added)
+        return Activations(max(found.peak + added, peak_of_end), found.kept + added)
 
 
 # ------------------------------------------------------------------------------------------------------- layers
@@ -190,12 +191,14 @@ def with_depth(config, depth: int):
 
 
 def measured_step(
-    model, batch: Batch, checkpointing: bool, half: bool, on_cpu: bool, gathered: bool = False
-) -> tuple[Activations, list[list[int]]]:
+    model, batch: Batch, checkpointing: bool, half: bool, on_cpu: bool, gathered: bool = False, period: int = 0
+) -> tuple[Activations, list[list[int]], int]:
     """Measure one forward and backward pass. model: on the meta device, or measured before.
 
-    Also returns the bytes held after each layer of each stack. Gradients exist beforehand, as in every micro-batch but
-    a step's first, so they do not count as activations; those of gathered weights count until they are reduced.
+    Also returns the bytes held after each layer of each stack; and of the end of the backward pass, after the last
+    `period` layers, the peak, which then is not that of the Activations. Gradients exist beforehand, as in every
+    micro-batch but a step's first, so they do not count as activations; those of gathered weights count until they are
+    reduced.
     """
     model.train()
     model.config.use_cache = False
@@ -218,11 +221,13 @@ def measured_step(
     groups = groups_of(model) if gathered else []
     for weight in (weight for group in groups for weight in group.weights):
         weight.grad = None
+        if keeps_gradients_as_made():
+            weight.grad_dtype = None
     kernels = nullcontext() if on_cpu else KernelsOfGpus()
     with HeldBytes(fake, [*parameters, *model.buffers()]) as held, kernels:
         gathers = Gathers(held, groups)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-            with gathers.forward(), bytes_by_layer(model, held) as by_layer:
+            with gathers.forward(), bytes_by_layer(model, held, period) as by_layer:
                 outputs = model(**inputs)
             loss = outputs.get("loss")
             if loss is None:
@@ -231,7 +236,7 @@ def measured_step(
         kept = held.now
         run_backward(loss)
         gathers.end()
-    return Activations(held.peak, kept), by_layer
+    return Activations(held.peak_before_end or held.peak, kept), by_layer, held.peak
 
 
 def make_fake(model, in_bf16: bool) -> None:
@@ -245,8 +250,11 @@ def make_fake(model, in_bf16: bool) -> None:
 
 
 @contextmanager
-def bytes_by_layer(model, held: "HeldBytes") -> Iterator[list[list[int]]]:
-    """For each stack of layers a list of the bytes that are held after each of them in the block's forward pass."""
+def bytes_by_layer(model, held: "HeldBytes", period: int) -> Iterator[list[list[int]]]:
+    """For each stack of layers a list of the bytes that are held after each of them in the block's forward pass.
+
+    period: of layers; when the backward pass leaves the last ones of the first stack, its end begins.
+    """
     stacks = stacks_of(model, getattr(model.config.get_text_config(), "num_hidden_layers", 0))
     found: list[list[int]] = [[] for _ in stacks]
     hooks = [
@@ -254,6 +262,8 @@ def bytes_by_layer(model, held: "HeldBytes") -> Iterator[list[list[int]]]:
         for stack, held_after in zip(stacks, found)
         for layer in stack
     ]
+    if period:
+        hooks.append(stacks[0][-1 - period].register_forward_hook(held.end_at_gradient))
     yield found
     for hook in hooks:
         hook.remove()
@@ -269,12 +279,13 @@ class HeldBytes(TorchDispatchMode):
     """Counts the bytes of all live storages that operations have made inside a `with` block.
 
     parameters: with buffers; they are not counted, nor are autocast's copies of trained ones, which it keeps
-    (TrainingStates.beside counts those). now, peak: bytes.
+    (TrainingStates.beside counts those). now, peak: bytes. peak_before_end: the peak up to a gradient that is told to
+    it, after which `peak` is that of the rest.
     """
 
     def __init__(self, fake: FakeTensorMode, parameters: list[torch.Tensor]):
         super().__init__()
-        self.fake, self.now, self.peak = fake, 0, 0
+        self.fake, self.now, self.peak, self.peak_before_end = fake, 0, 0, 0
         self.weights = {x.untyped_storage()._cdata for x in parameters if x.requires_grad}
         self.known = {x.untyped_storage()._cdata for p in parameters for x in (p, p.grad) if x is not None}
 
@@ -291,6 +302,15 @@ class HeldBytes(TorchDispatchMode):
         """Count bytes that no tensor here has; a negative number: no longer."""
         self.now += size
         self.peak = max(self.peak, self.now)
+
+    def end_at_gradient(self, module, inputs, output) -> None:
+        """A hook of a forward pass: the gradient of its output is where the end begins."""
+        made = next(x for x in tree_leaves(output) if torch.is_tensor(x))
+        if made.requires_grad and not self.peak_before_end:
+            made.register_hook(self.begin_end)
+
+    def begin_end(self, gradient: torch.Tensor) -> None:
+        self.peak_before_end, self.peak = self.peak, self.now
 
     def computed(self, func, args, kwargs):
         """The result: fake, but for integers that are computed from real integers alone."""

@@ -46,14 +46,14 @@ def planned_messages(
     gathered = [group.gathered(half) for group in groups for _ in range(1 if group.stays else 2)]
     reduced = [group.reduced for group in groups if group.reduced]
     shared = {id(weight) for group in groups for weight in group.weights}
-    whole = [FP32 * p.numel() for p in part.parameters() if p.requires_grad and id(p) not in shared]  # an adapter's
+    # An adapter's, which are reduced once, when a step ends.
+    whole = [FP32 * p.numel() for p in part.parameters() if p.requires_grad and id(p) not in shared]
     # Products by rows are summed in the forward pass, gradients of the inputs of products by columns in the backward.
     forward = sum("rowwise" in style for style in styles) * (2 if checkpointing else 1)
     summed = forward + sum("colwise" in style for style in styles)
     found = [
         Collective("all_gather", "dp_shard", len(gathered), sum(gathered), range(0, tp * shard, tp)),
         Collective("reduce_scatter", "dp_shard", len(reduced), sum(reduced), range(0, tp * shard, tp)),
-        Collective("all_reduce", "dp_shard", len(whole), sum(whole), range(0, tp * shard, tp)),
         Collective("all_reduce", "tp", summed, summed * hidden, range(tp)),
         Collective(
             "all_reduce",
@@ -63,8 +63,6 @@ def planned_messages(
             range(0, tp * shard * copies, tp * shard),
         ),
     ]
-    return [
-        replace(one, count=micro_batches * one.count, bytes=micro_batches * one.bytes)
-        for one in found
-        if one.bytes and len(one.ranks) > 1
-    ]
+    found = [replace(one, count=micro_batches * one.count, bytes=micro_batches * one.bytes) for one in found]
+    found.append(Collective("all_reduce", "dp_shard", len(whole), sum(whole), range(0, tp * shard, tp)))
+    return [one for one in found if one.bytes and len(one.ranks) > 1]

@@ -102,6 +102,13 @@ def shared_weights(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, weight) for name, weight in named if not (is_adapted and weight.requires_grad)]
 
 
+def keeps_gradients_as_made() -> bool:
+    """Whether FSDP2 lets a gathered bf16 weight have a gradient in fp32, as the loss makes the head's (torch 2.15)."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    return hasattr(FSDPParamGroup, "_set_unsharded_grad_dtypes")
+
+
 class Gathers:
     """Adds what FSDP2 holds beside a rank's shares while a step runs to a HeldBytes.
 
