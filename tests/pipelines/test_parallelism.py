@@ -62,6 +62,7 @@ MESHES = {
     "pp-of-four": (4, "{pp: 4}", DEEP, 1, "Schedule1F1B(pp 4)"),
     "tp": (2, "{tp: 2}", DECODER, 1, "DTensor(tp 2)"),
     "fsdp2": (2, "{dp_shard: 2}", DECODER, 2, "DTensor(fsdp 2)"),
+    "hsdp": (4, "{dp_replicate: 2, dp_shard: 2}", DECODER, 4, "DTensor(dp_replicate 2 x fsdp 2)"),
     "ep": (2, "{dp_shard: 2, ep: 2}", MIXTURE, 2, "DTensor(fsdp 2 x ep 2)"),
     "ep-tp": (2, "{tp: 2, ep: 2}", MIXTURE, 1, "DTensor(tp 2 x ep 2)"),
     "moe-fsdp2": (2, "{dp_shard: 2}", MIXTURE, 2, "DTensor(fsdp 2)"),
