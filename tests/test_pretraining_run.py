@@ -37,7 +37,7 @@ def small_recipe(folder: Path) -> None:
 
 def commands() -> list[list[str]]:
     lines = "\n".join(re.findall(r"^```bash\n(.*?)^```", PAGE, re.M | re.S)).splitlines()
-    return [shlex.split(line, comments=True) for line in lines]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--tiny", action="store_true", help="tiny sizes: a test, no measurement")
     args = p.parse_args(argv)
     if args.list:
-        print("\n".join(f"{name:18}{case.described()}" for name, case in names.items()))
+        print("\n".join(f"{name:28}{case.described()}" for name, case in names.items()))
         return
     if not args.names or not set(args.names) <= set(names):
         p.error(f"name some of {', '.join(names)}")

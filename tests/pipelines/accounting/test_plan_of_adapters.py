@@ -176,7 +176,7 @@ def test_auto_is_what_the_planned_devices_compute_in(recipe_of, without_activati
 
 def test_what_is_named_helps_with_its_bytes(recipe_of, without_activations):
     """Rows and checkpointing first, where a single row would fit beside the states; then smaller bases."""
-    path, overrides = recipe_of("tiny", "float32", False)
+    path, overrides = recipe_of("tiny", "float32", False, "training.bf16=true")
     recipe = load_recipe(str(path), overrides)
 
     def ways(memory_bytes: int, base: str, **training) -> list[str]:
