@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from ..recipes.schema import ParallelismSettings
 from .devices import Devices
 from .gathers import groups_of, style_of
+from .layers import OUTERMOST
 from .memory import FP32
 
 
@@ -42,15 +43,13 @@ def planned_messages(
     states of a micro-batch.
     """
     tp, shard, copies = settings.tp, settings.dp_shard, settings.dp_replicate
-    groups, styles = groups_of(part), [style_of(part, name) for name, _ in part.named_parameters()]
+    groups = groups_of(part)
     gathered = [group.gathered(half) for group in groups for _ in range(1 if group.stays else 2)]
     reduced = [group.reduced for group in groups if group.reduced]
     shared = {id(weight) for group in groups for weight in group.weights}
     # An adapter's, which are reduced once, when a step ends.
     whole = [FP32 * p.numel() for p in part.parameters() if p.requires_grad and id(p) not in shared]
-    # Products by rows are summed in the forward pass, gradients of the inputs of products by columns in the backward.
-    forward = sum("rowwise" in style for style in styles) * (2 if checkpointing else 1)
-    summed = forward + sum("colwise" in style for style in styles)
+    summed = sums_over_tp(part, checkpointing)
     found = [
         Collective("all_gather", "dp_shard", len(gathered), sum(gathered), range(0, tp * shard, tp)),
         Collective("reduce_scatter", "dp_shard", len(reduced), sum(reduced), range(0, tp * shard, tp)),
@@ -66,3 +65,16 @@ def planned_messages(
     found = [replace(one, count=micro_batches * one.count, bytes=micro_batches * one.bytes) for one in found]
     found.append(Collective("all_reduce", "dp_shard", len(whole), sum(whole), range(0, tp * shard, tp)))
     return [one for one in found if one.bytes and len(one.ranks) > 1]
+
+
+def sums_over_tp(part, checkpointing: bool) -> int:
+    """The sums of hidden states in a step: of products by rows forwards, of gradients of what products by columns read.
+
+    Layers that are computed again stop before their last product, which nothing then needs.
+    """
+    weights = (name for name, _ in part.named_parameters(remove_duplicate=False) if not name.endswith("bias"))
+    styles = {name: style_of(part, name) for name in weights}
+    by_rows = [name for name, style in styles.items() if "rowwise" in style]
+    layers = [match[0] for match in map(OUTERMOST.match, by_rows) if match is not None]
+    again = len(layers) - len(set(layers)) if checkpointing else 0
+    return len(by_rows) + again + sum("colwise" in style for style in styles.values())
