@@ -51,7 +51,7 @@ def test_from_parquet_to_a_published_model(tmp_path):
         environment = hub.env | {"OMP_NUM_THREADS": "1"}
         for words in commands():
             assert words[0] == "anyformer"
-            words = [word.replace("64xH100", "2xH100") for word in words]
+            words = [word.replace("64xH100", "2xH100").replace("your-name", "tester") for word in words]
             words = [word.replace("{dp_shard: 2}", "{tp: 2}") for word in words]  # the recipe's here is dp_shard: 2
             done = subprocess.run(
                 [str(Path(sys.executable).parent / "anyformer"), *words[1:]],
@@ -63,6 +63,6 @@ def test_from_parquet_to_a_published_model(tmp_path):
                 check=False,
             )
             assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
-        assert "model.safetensors" in hub.files("your-name/own-1b")
+        assert "model.safetensors" in hub.files("tester/own-1b")
     run = json.loads((tmp_path / "runs" / "own_1b" / "run.json").read_text())
     assert run["status"] == "finished" and run["steps"] == 8
