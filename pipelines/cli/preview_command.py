@@ -74,7 +74,7 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
 
     with nullcontext() if page is None else console.capture() as captured:
         print_facts(console, [*describe_data(data), *came_in(data.rows)])
-        console.print(legend(data.reads.legend))
+        console.print(legend(data.reads.legend), soft_wrap=page is not None or not console.is_terminal)
         for number, row in train.previewed(rows):
             data.reads.show(console, data, train, number, row)
     if page is not None:
