@@ -112,10 +112,13 @@ def table_of(noun: str, plans: "dict[str, Plan]"):
 
 def size_words(count: float) -> str:
     """Bytes as people say them: 1 GB is 10^9 bytes."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{four_digits(count / size)} {unit}"
-    return f"{count:.0f} bytes"
+    return in_unit(count, "B") if count >= 1e3 else f"{count:.0f} bytes"
+
+
+def in_unit(count: float, unit: str) -> str:
+    """A count of at least a thousand in thousands, millions, ...: 3.5 GB, 63,296 TFLOP."""
+    prefix, size = next(((p, s) for p, s in (("T", 1e12), ("G", 1e9), ("M", 1e6)) if count >= s), ("k", 1e3))
+    return f"{four_digits(count / size)} {prefix}{unit}"
 
 
 def four_digits(number: float) -> str:
@@ -125,7 +128,7 @@ def four_digits(number: float) -> str:
 
 def time_words(seconds: float) -> str:
     """Seconds as people say them, in one unit."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    for unit, size in (("years", 365.25 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
     return f"{seconds:.3g} s"
@@ -187,7 +190,7 @@ def facts(plan: "Plan") -> list[tuple[str, str]]:
         rows.append(("cache", text + (f" and {sizes.tokens:,} of the source" if cache.source_token else "")))
     steps = f"{time_words(time.seconds)} for {counted(time.steps, 'step')} ({time.steps_source})"
     rows += [
-        ("FLOPs", f"{four_digits(time.flops_per_token / 1e9)} GFLOP for each token, forward and backward"),
+        ("FLOPs", f"{in_unit(time.flops_per_token, 'FLOP')} for each token, forward and backward"),
         ("time", f"{time_words(time.step_seconds)} a step at {rate_of(plan)}\n{steps}"),
     ]
     if plan.messages:
@@ -213,4 +216,4 @@ def spent_in(plans: "list[Plan]") -> list[tuple[str, str]]:
 
 def rate_of(plan: "Plan") -> str:
     """The assumed FLOP/s, and the source of the devices' peak."""
-    return f"{plan.time.mfu:.0%} of {four_digits(plan.time.peak_flops / 1e12)} TFLOP/s ({plan.time.peak_source})"
+    return f"{plan.time.mfu:.0%} of {in_unit(plan.time.peak_flops, 'FLOP/s')} ({plan.time.peak_source})"

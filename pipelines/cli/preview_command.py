@@ -7,7 +7,7 @@ from os.path import expanduser
 from pathlib import Path
 
 from ..errors import UserError
-from ..reporting.console import print_facts
+from ..reporting.console import PIPE_WIDTH, print_facts
 from ..storage.json_text import json_text
 from .output import quoted, refuse_json, say_loading, say_next
 from .parser import add_recipe, at_least, recipe_of
@@ -52,8 +52,8 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
     from ..plugins import objective_of
     from ..reporting.training_rows import write_rows
 
-    coloured = {} if page is None else {"force_terminal": True, "color_system": "standard", "no_color": False}
-    console = Console(highlight=False, soft_wrap=True, **coloured)
+    of_page = {"force_terminal": True, "color_system": "standard", "no_color": False, "width": PIPE_WIDTH}
+    console = Console(highlight=False, soft_wrap=True, **({} if page is None else of_page))
     objective = objective_of(recipe)
     if objective.Reads.show_texts is not None and page is None and not as_json:
         try:
@@ -74,7 +74,7 @@ def preview(recipe, rows: int, page: str | None = None, as_json: bool = False) -
 
     with nullcontext() if page is None else console.capture() as captured:
         print_facts(console, [*describe_data(data), *came_in(data.rows)])
-        console.print(legend(data.reads.legend))
+        console.print(legend(data.reads.legend), soft_wrap=page is not None or not console.is_terminal)
         for number, row in train.previewed(rows):
             data.reads.show(console, data, train, number, row)
     if page is not None:

@@ -180,8 +180,6 @@ class ColumnsMet:
 
     def into(self, account: Account) -> None:
         """Add the counts: of a dict of which parts are read, its other parts; of one that nothing reads, itself."""
-        for name in self.read:
-            account.used("column", name, 0)
         for name, rows in self._nulls.items():
             account.unused("null", name, rows)
         for name, rows in self._from_sheets.items():

@@ -36,9 +36,10 @@ def evaluation_recipe(
 
     Raises UserError: no such model, no recipe beside it where none is named, or as load_recipe.
     """
-    place = locate_model(model)
+    locate_model(model)  # checks it; the name stays as people know it
     task = own_recipe(model, overrides) if task is None else task
-    recipe = load_recipe(task, [f"model.name_or_path={json.dumps(place)}", *overrides], notes=notes, **options)
+    named = f"model.name_or_path={json.dumps(os.path.expanduser(model))}"
+    recipe = load_recipe(task, [named, *overrides], notes=notes, **options)
     recipe = keep_start(recipe, task, model, overrides, options)
     extra = {name: value for name, value in recipe.training.extra.items() if name in RUNNING}
     fresh = TrainingSection()
@@ -171,7 +172,8 @@ def pairs_request(
     settings = build(MinimalPairsSettings, fields, MINIMAL_PAIRS)
     settings = replace(settings, max_pairs=max_pairs or settings.max_pairs)
     settings.check(MINIMAL_PAIRS)
-    of_model = ModelSection(name_or_path=locate_model(model))
+    locate_model(model)
+    of_model = ModelSection(name_or_path=os.path.expanduser(model))
     return Recipe(name=name, model=of_model, trust_remote_code=trust_remote_code), name, settings
 
 

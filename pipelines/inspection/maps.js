@@ -138,7 +138,7 @@ function drawMap() {
   const map = current(), canvas = $("map");
   const most = largest(map);
   paint(canvas, map, (q, k) => share(map, state.head, q, k) / most);
-  $("value").textContent = "The darkest is the largest value: " + percent(most) + ". Point at the matrix to read others.";
+  $("value").textContent = "The strongest colour is the largest value: " + percent(most) + ". Point at the matrix to read others.";
   const scale = Math.max(1, Math.min(14, Math.floor(520 / Math.max(map.keys.length, map.queries.length))));
   canvas.style.width = map.keys.length * scale + "px"; canvas.style.imageRendering = "pixelated";
   canvas.onmousemove = (event) => {

@@ -137,7 +137,7 @@ function Chart(chart, box) {
     const py = self.log ? (y) => bottom - Math.log(y / low) / Math.log(high / low) * (bottom - top) : (y) => bottom - (y - low) / (high - low) * (bottom - top);
     const picture = svg("svg", {width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true"});
     const clip = "clip-" + chart.id, defs = svg("defs"), area = svg("clipPath", {id: clip});
-    area.append(svg("rect", {x: left, y: top - 4, width: right - left + 4, height: bottom - top + 8})); defs.append(area); picture.append(defs);
+    area.append(svg("rect", {x: left - 4, y: top - 4, width: right - left + 8, height: bottom - top + 8})); defs.append(area); picture.append(defs);
     for (const y of marks) picture.append(svg("line", {x1: left, x2: right, y1: py(y), y2: py(y), class: "grid"}), svg("text", {x: left - 6, y: py(y) + 4, class: "tick end"}, value(chart, y)));
     picture.append(svg("line", {x1: left, x2: right, y1: bottom, y2: bottom, class: "axis"}));
     const across = !bySteps() && state.x === "seconds" && !self.zoom ? clockTicks(x1, Math.max(2, (right - left) / 80)) : ticks(x0, x1, Math.max(3, (right - left) / 70));
@@ -161,9 +161,9 @@ function Chart(chart, box) {
     }
     const labels = names.map((line) => ({line, y: py(line.ys[line.ys.length - 1])})).sort((a, b) => a.y - b.y);
     for (let pass = 0; pass < 8; pass++) for (let n = 1; n < labels.length; n++) { const gap = 14 - (labels[n].y - labels[n - 1].y); if (gap > 0) { labels[n].y += gap / 2; labels[n - 1].y -= gap / 2; } }
-    for (const label of labels) {
+    for (const [n, label] of labels.entries()) {
       const name = nameOf(label.line.one);
-      picture.append(svg("text", {x: right + 8, y: Math.max(top + 4, Math.min(bottom, label.y)) + 4, class: "label", style: `fill: ${color(label.line.one, label.line.number)}`}, name.length > 22 ? name.slice(0, 10) + "…" + name.slice(-11) : name));
+      picture.append(svg("text", {x: right + 8, y: Math.max(top + 4, Math.min(bottom - 14 * (labels.length - 1 - n), label.y)) + 4, class: "label", style: `fill: ${color(label.line.one, label.line.number)}`}, name.length > 22 ? name.slice(0, 10) + "…" + name.slice(-11) : name));
     }
     const cross = svg("g", {class: "cross"}); picture.append(cross); plot.append(picture);
     frame = {lines, px, py, left, right, top, bottom, x0, x1, cross, width};

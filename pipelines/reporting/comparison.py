@@ -20,7 +20,7 @@ from .class_section import MOST_DRAWN, classes_of
 from .console import print_table
 from .interpret import Measured, between, digits_of, measured
 from .report import REPORT, samples_of
-from .run_log import RunLog, is_number, read_run
+from .run_log import RunLog, ends_of, is_number, read_run
 from .settings import MISSING, OF_THE_PLACE, in_words
 
 SEED = "training.seed"
@@ -83,16 +83,6 @@ def read_runs(folders: list[Path]) -> list[RunLog]:
         if not log.train:
             raise UserError(f"RUN={log.folder} has logged nothing yet, so there is nothing to compare; leave it out")
     return logs
-
-
-def ends_of(folders: list[Path]) -> list[str]:
-    """Short names that tell folders apart: the ends of their paths."""
-    paths = [folder.resolve() for folder in folders]
-    for length in range(1, max(len(path.parts) for path in paths) + 1):
-        names = ["/".join(path.parts[-length:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
-    return names
 
 
 def variants_of(logs: list[RunLog]) -> dict[str, list[RunLog]]:
@@ -184,9 +174,10 @@ def metrics_table(logs: list[RunLog]) -> list[dict[str, Any]]:
         row: list[Measured | None] = [of_run.get(key) for of_run in of_runs]
         numbers = [one for one in row if one is not None and one.value == one.value]
         if len(numbers) > 1:
-            best = (min if lower_is_better(numbers[0].metric) else max)(one.value for one in numbers)
+            values = {one.value for one in numbers}
+            best = (min if lower_is_better(numbers[0].metric) else max)(values)
             for one in numbers:
-                one.is_best = one.value == best
+                one.is_best = one.value == best and len(values) > 1
         split, _, metric = key.partition("_")
         rows.append({"split": split, "metric": metric.replace("_", " "), "key": key, "cells": row})
     return rows

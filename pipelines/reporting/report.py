@@ -74,7 +74,7 @@ def kind_of(log: RunLog) -> str:
     learned = (log.section("task") or log.section("objective")).get("name") or "training"
     model = log.section("model")
     base = model.get("name_or_path")
-    origin = f"from {Path(base).name}" if base else model.get("preset") or model.get("family")
+    origin = f"from {'/'.join(Path(base).parts[-2:])}" if base else model.get("preset") or model.get("family")
     teacher = log.section("teacher").get("name_or_path")
     taught = f", taught by {Path(teacher).name}" if teacher else ""
     return f"{learned.replace('_', ' ')}{f', {origin}' if origin else ''}{taught}"

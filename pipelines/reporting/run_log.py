@@ -44,7 +44,7 @@ class RunLog:
 
     @property
     def name(self) -> str:
-        return self.folder.resolve().name
+        return ends_of([self.folder])[0]
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -168,6 +168,18 @@ class RunLog:
 
 
 NOT_METRICS = ("nll", "predictions", "runtime", "samples_per_second", "steps_per_second")
+
+
+def ends_of(folders: list[Path]) -> list[str]:
+    """Short names that tell folders apart: the ends of their paths. `seed-1` stands alone only beside other seeds."""
+    paths = [folder.resolve() for folder in folders]
+    is_study = len(paths) > 1 and len({path.parent for path in paths}) == 1
+    least = 2 if any(path.name.startswith("seed-") for path in paths) and not is_study else 1
+    for length in range(least, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-length:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def is_metric(name: str) -> bool:

@@ -28,14 +28,13 @@ def describe(logs: dict, eta: float | None = None, width: int | None = None) -> 
     """A progress line, the most important numbers first; the last are left out where `width` columns do not suffice."""
     words = [f"epoch {logs['epoch']:.2f}"] if logs.get("epoch") is not None else []
     of = f" of {counted(logs['mean_of_steps'], 'step')}" if "mean_of_steps" in logs else ""
-    words += [f"loss {logs['loss']:.4f}{of}", f"lr {logs['learning_rate']:.2e}"]
-    for name, word in RATES.items():
-        if name in logs:
-            words[-1] += f", {word} {logs[name]:.2e}"
-    if "tokens_per_second" in logs:
-        words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
+    words.append(f"loss {logs['loss']:.4f}{of}")
     if eta is not None:
         words.append(f"ETA {human_time(eta)}")
+    if "tokens_per_second" in logs:
+        words.append(f"{logs['tokens_per_second']:,.0f} tok/s")
+    rates = {"learning_rate": "lr"} | RATES
+    words.append(", ".join(f"{word} {logs[name]:.2e}" for name, word in rates.items() if name in logs))
     words += [form.format(**logs) for name, form in FURTHER.items() if name in logs]
     if "router_load_max" in logs:
         words.append(f"expert load {logs['router_load_min']:.2f}-{logs['router_load_max']:.2f}")

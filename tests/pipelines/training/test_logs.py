@@ -117,7 +117,7 @@ def test_a_loss_of_fewer_steps_than_usual_says_of_how_many_it_is(stages, tiny_re
     assert trained[4]["loss"] == pytest.approx(losses[4], abs=1e-6)
     assert [line["mean_of_steps"] for line in lines_of(run) if "train_loss" in line] == [5]
     printed = capsys.readouterr().out
-    assert f"loss {losses[4]:.4f} of 1 step  lr" in printed and printed.count(" of 1 step") == 1
+    assert f"loss {losses[4]:.4f} of 1 step  " in printed and printed.count(" of 1 step") == 1
     assert "training of 1 step at 4" in (run / "report.html").read_text()
 
 
