@@ -34,6 +34,7 @@ from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from docs_site import docs_pages
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python
 from PIL import Image
+from rehearsed import needs_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -374,7 +375,11 @@ def writes_into(folder: str, words: list[str]) -> bool:
     return named == [f"training.output_dir={folder}"] or (not named and folder == f"runs/{words[2]}")
 
 
-@pytest.mark.parametrize("command", [*FIRST, *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS)])
+def with_marks(command: str, *marks):
+    return pytest.param(command, marks=(*marks, needs_mesh) if "rehearse" in command.split() else marks)
+
+
+@pytest.mark.parametrize("command", [*map(with_marks, FIRST), *(with_marks(each, pytest.mark.slow) for each in OTHERS)])
 def test_every_command_for_newcomers_runs(command, on_stage, without_activations, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():
