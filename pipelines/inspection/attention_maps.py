@@ -113,12 +113,14 @@ def recorded_modules(model: PreTrainedModel) -> dict[torch.nn.Module, tuple[str,
 @contextmanager
 def eager(model: PreTrainedModel) -> Iterator[None]:
     """In the `with` block the model evaluates on the eager backend, and layers that make weights on demand do so."""
-    configs = {id(m.config): m.config for m in model.modules() if isinstance(m, PreTrainedModel)}
+    parts = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+    configs = {id(part.config): part.config for part in parts}
     before = [(config, config._attn_implementation) for config in configs.values()]
     keeping = [module for module in model.modules() if hasattr(module, "keeps_row_weights")]
     training = [module for module in model.modules() if module.training]
     try:
-        model.set_attn_implementation("eager")
+        for part in parts:  # transformers < 5.23: a model does not reach the copies of its config that T5's stacks have
+            part.set_attn_implementation("eager")
         model.eval()
         for module in keeping:
             module.keeps_row_weights = True

@@ -12,6 +12,7 @@ import torch
 from family_variants import HEADS, TINY_FIELDS, ZOO, config_class, tokens
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights
+from transformers.modeling_utils import local_torch_dtype
 from zoo_subject import ZooSubject
 
 import anyformer
@@ -74,7 +75,8 @@ def masked(variant, model) -> dict:
 def run(build, batch_of):
     """The outputs of a pass on the device that is not there; its tensors are all on that device."""
     with FakeTensorMode(allow_non_fake_inputs=False):
-        with torch.device("cuda"), no_init_weights():
+        # In bf16: torch < 2.15 knows the shapes of grouped products of it alone.
+        with torch.device("cuda"), no_init_weights(), local_torch_dtype(torch.bfloat16):
             model = build()
         batch = {name: x.to("cuda") for name, x in batch_of(model).items()}
         with no_numbers_copied():

@@ -8,15 +8,13 @@ from accelerate import PartialState
 from anyformer.pipelines.adapters import load_model
 from anyformer.pipelines.recipes.schema import ParallelismSettings, TrainingSection
 from anyformer.pipelines.training.engines.loaded_shares import load_shares, read_shares
-from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
+from anyformer.pipelines.training.engines.mesh import Mesh
 from processes import run_ranks
+from rehearsed import needs_mesh
 from test_distributed import forget_the_parents_state
 from transformers import AutoConfig, modeling_utils, set_seed
-from transformers.distributed import DistributedConfig
 
-pytestmark = pytest.mark.skipif(
-    not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
-)
+pytestmark = needs_mesh
 SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 

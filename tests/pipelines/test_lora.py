@@ -13,13 +13,12 @@ from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import LoraSettings
-from anyformer.pipelines.training.engines.mesh import NEEDED
+from rehearsed import needs_mesh
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe, write_lines
 from test_distributed import assert_close
 from test_text_to_text import mixed_recipe
-from transformers.distributed import DistributedConfig
 
 peft = pytest.importorskip("peft")
 
@@ -294,9 +293,7 @@ def test_lora_that_cannot_be_had_is_refused_in_one_sentence(tmp_path, tiny_recip
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
-)
+@needs_mesh
 def test_two_processes_that_share_the_base_by_fsdp2_train_the_adapter_that_one_trains(
     tmp_path, command, masked_base, alone, ranks
 ):

@@ -17,17 +17,15 @@ from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.arguments import training_arguments
 from anyformer.pipelines.training.checkpoints.safe_load import plain_shards_alone
 from anyformer.pipelines.training.engines import launch
-from anyformer.pipelines.training.engines.mesh import NEEDED, Mesh
+from anyformer.pipelines.training.engines.mesh import Mesh
 from processes import logged_losses
+from rehearsed import needs_mesh
 from safetensors.torch import load_file
 from test_distributed import assert_close, needs_deepspeed
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
-from transformers.distributed import DistributedConfig
 
-pytestmark = pytest.mark.skipif(
-    not set(NEEDED) <= DistributedConfig.__dataclass_fields__.keys(), reason="needs the mesh of transformers 5.23"
-)
+pytestmark = needs_mesh
 DECODER = {"hidden_dropout": 0.0}
 UNTIED = DECODER | {"tie_word_embeddings": False}
 DEEP = DECODER | {"num_hidden_layers": 4}

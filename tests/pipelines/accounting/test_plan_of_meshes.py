@@ -3,7 +3,9 @@
 import pytest
 from anyformer.pipelines.accounting.devices import devices_of
 from anyformer.pipelines.recipes.preset_run import planned_recipe
-from rehearsed import assert_plan_is_rehearsed
+from rehearsed import assert_plan_is_rehearsed, needs_mesh
+
+pytestmark = needs_mesh
 
 CHECKPOINTED = "training.gradient_checkpointing=true"
 LLAMA = ("training.torch_compile=false", "data.streaming=false", "training.per_device_train_batch_size=2")

@@ -7,7 +7,7 @@ from anyformer.modeling.traits import ATTENTION_KINDS
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.inspection.attention_maps import AttentionMap, attention_maps
 from family_variants import ZOO, a_share
-from transformers import BartConfig, BartModel, T5Config, T5Model
+from transformers import BartConfig, BartModel, PreTrainedModel, T5Config, T5Model
 
 import anyformer
 
@@ -17,7 +17,8 @@ OF_STACK = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 def kept_by_eager(model, inputs) -> list[torch.Tensor]:
     """What transformers' own outputs hold where the model runs on the eager backend."""
-    model.set_attn_implementation("eager")
+    for part in (module for module in model.modules() if isinstance(module, PreTrainedModel)):
+        part.set_attn_implementation("eager")
     out = model(**inputs, output_attentions=True)
     if "encoder_attentions" not in out:
         return [weights for weights in out.attentions]

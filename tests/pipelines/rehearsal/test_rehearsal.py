@@ -11,6 +11,7 @@ from anyformer.pipelines.recipes.preset_run import planned_recipe
 from anyformer.pipelines.rehearsal.rehearse import rehearsable, rehearse
 from anyformer.pipelines.rehearsal.step import made_step
 from processes import in_fresh_process, run_ranks
+from rehearsed import needs_mesh
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, PreTrainedConfig
@@ -93,6 +94,7 @@ def really_made(recipe, devices, documents):
     return found, sum(messages.get_comm_counts().values()), most
 
 
+@needs_mesh
 @pytest.mark.parametrize(
     "name", [name if name == "dp_shard" else pytest.param(name, marks=pytest.mark.slow) for name in MESHES]
 )
@@ -116,6 +118,7 @@ def test_a_rehearsed_step_is_what_real_processes_do(name, recipe_of, tmp_path):
     assert rehearsed.peak_bytes == pytest.approx(peak, rel=NEAR)
 
 
+@needs_mesh
 def test_a_rehearsal_is_one_json_value_with_what_plan_counts_beside_it(tiny_recipe, command, capsys):
     words = ("--devices", "2xH100-80GB", "--json", "--against", "plan", "training.gradient_checkpointing=true")
     assert command("rehearse", tiny_recipe(), *words) == 0
