@@ -90,7 +90,9 @@ class LoraSettings:
 
     r: int = doc("rank of the trained matrices", 16, at_least=1, at_most=2**16)
     alpha: float = doc("what they add is scaled by alpha / r", 32, above=0)
-    dropout: float = doc("dropout on their input", 0.05, at_least=0, below=1)
+    dropout: float = doc(
+        "dropout on their input, for which each adapter keeps a copy and a mask of it", 0.0, at_least=0, below=1
+    )
     target_modules: str | list[str] | None = doc(
         "layers that get them: names, or all-linear; null: those that PEFT names for the architecture"
     )
