@@ -86,10 +86,7 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(
     kept = [name for name in base if name in state]
     assert len(kept) > 10 and all(torch.equal(state[name], base[name].double()) for name in kept)
 
-    assert (
-        f"next: anyformer merge {whole} {whole}_merged\n" in printed
-        and f"anyformer predict {whole}_merged FILE" in printed
-    )
+    assert f"next: anyformer predict {whole} FILE\n" in printed and f"merge {whole} {whole}_merged" in printed
     assert command("merge", whole, tmp_path / "merged") == 0
     said = capsys.readouterr().out
     assert "the adapter added to" in said and "left out" not in said  # the numbers are of the merged model, too
