@@ -36,6 +36,7 @@ CARDS = {
     "H100 PCIe": Card(756e12),
     "H100 NVL": Card(835e12),
     "H100": Card(989e12, 67e12, 3.35e12, 450e9, 50e9),
+    "A100-80GB": Card(312e12, 19.5e12, 2.039e12, 300e9, 25e9),
     "A100": Card(312e12, 19.5e12, 1.555e12, 300e9, 25e9),
     "L40S": Card(362e12),
     "L4": Card(121e12),
@@ -101,5 +102,5 @@ def devices_of(text: str) -> Devices:
         what = f"; did you mean {near}?" if near else f"; known: {', '.join([*MEMORY, CPU])}"
         raise UserError(f"--devices={text!r}: {device} is no device that plan knows{what}")
     (name,) = named
-    card = CARDS[name.partition("-")[0]]
+    card = CARDS.get(name) or CARDS[name.partition("-")[0]]
     return Devices(name, count, MEMORY[name], *card)
