@@ -51,7 +51,7 @@ from .guards.stall_watchdog import StallWatchdog
 from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopSignal
 from .learning_rate import begin_above_zero, own_shares, replace_shares
-from .log.progress import MetricsFile, ProgressLine, with_split_names
+from .log.progress import MetricsFile, ProgressLine, is_new, new_metrics, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .losses.evaluation_sums import EvaluationSums, random_states_kept
@@ -375,7 +375,9 @@ class AnyformerTrainer(Trainer):
             logs.update(self.routers.collect(self.state.global_step, self.accelerator.reduce))
             logs.update(self.parts.collect(self.accelerator.reduce))
             self.steps.collect(logs, speaks=self.is_world_process_zero())
-        super().log(with_split_names(logs), start_time)
+        logs = with_split_names(logs)
+        if "loss" in logs or "train_loss" in logs or is_new(logs, self.state):
+            super().log(logs, start_time)
 
     def source_tokens(self, steps: int) -> dict[str, int]:
         """The tokens of each source that the first steps train; {} for rows without sources."""
@@ -383,12 +385,7 @@ class AnyformerTrainer(Trainer):
 
     def log_final(self, metrics: dict[str, float]) -> None:
         """Log the metrics of the finished model that its evaluation has not logged yet."""
-        logged = {}
-        for line in self.state.log_history:
-            logged |= line if line["step"] == self.state.global_step else {}
-        fresh = {name: value for name, value in metrics.items() if logged.get(name) != value}
-        if fresh:
-            self.log(fresh)
+        self.log(new_metrics(metrics, self.state))
 
     def floating_point_ops(self, inputs) -> int:
         return 0  # ThroughputLog counts them, without waiting for the device

@@ -23,6 +23,8 @@ FURTHER |= {"skipped_steps": "left out {skipped_steps}"}
 FURTHER |= {"waiting_rank": "data up to {most_data_share:.0%} (rank {waiting_rank})"}
 FURTHER |= {"slowest_rank": "slowest rank {slowest_rank} ({slowest_speed:.0%})"}
 
+TIMES = ("_runtime", "_per_second")  # how the names of an evaluation's times end
+
 
 def describe(logs: dict, eta: float | None = None, width: int | None = None) -> str:
     """A progress line, the most important numbers first; the last are left out where `width` columns do not suffice."""
@@ -46,6 +48,19 @@ def describe(logs: dict, eta: float | None = None, width: int | None = None) -> 
 def with_split_names(logs: dict) -> dict:
     """Rename Trainer's `eval_loss` to `validation_loss`, its name at the end of a run, and the other metrics alike."""
     return {f"validation_{name[5:]}" if name.startswith("eval_") else name: value for name, value in logs.items()}
+
+
+def new_metrics(metrics: dict[str, float], state) -> dict[str, float]:
+    """Those of the metrics that no line of this step has yet. state: of transformers' Trainer."""
+    logged = {}
+    for line in state.log_history:
+        logged |= line if line["step"] == state.global_step else {}
+    return {name: value for name, value in metrics.items() if logged.get(name) != value}
+
+
+def is_new(metrics: dict[str, float], state) -> bool:
+    """Whether an evaluation found other numbers than this step's lines have, the time that it took aside."""
+    return any(not name.endswith(TIMES) for name in new_metrics(metrics, state))
 
 
 def describe_evaluation(logs: dict, rows: NumberedRows | None = None) -> str:
