@@ -219,9 +219,10 @@ def measured_step(
         for p in parameters:
             p.grad = torch.empty_like(p)
     groups = groups_of(model) if gathered else []
+    as_made = gathered and keeps_gradients_as_made()
     for weight in (weight for group in groups for weight in group.weights):
         weight.grad = None
-        if keeps_gradients_as_made():
+        if as_made:
             weight.grad_dtype = None
     kernels = nullcontext() if on_cpu else KernelsOfGpus()
     with HeldBytes(fake, [*parameters, *model.buffers()]) as held, kernels:
