@@ -30,6 +30,7 @@ from ..words import working
 from .arguments import rows_of
 from .engines.deepspeed_engine import whole_weights
 from .log.hardware import hardware_words
+from .log.progress import new_metrics
 from .log.report_page import draw_card_picture, spoken
 from .log.summary import print_result
 from .session import Session
@@ -51,7 +52,7 @@ def complete(session: Session, trainer, resumed_at: int | None) -> None:
         measured, of_answers, samples = look_at_finished(session, finished)
     metrics |= measured
     signatures |= of_answers
-    trainer.log_final(metrics)
+    trainer.log(new_metrics(metrics, trainer.state))
     trainer.accelerator.wait_for_everyone()
     # After the last barrier: a failed upload cannot hang the other processes.
     if session.is_main:
@@ -131,7 +132,7 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict, dict]:
     for split, rows in data.rows.items():
         if split == "train":
             continue
-        result = trainer.pass_over(rows, split)
+        result = pass_over(trainer, rows, split)
         computed = scores.of_pass(session.recipe.evaluation.metrics, result, rows, data.rows["train"])
         computed |= {name: result[name] for name in [MINIMAL_PAIRS] if name in result}
         own = {"loss": result["loss"]} if "predictions" in result else {}  # of no counted label there is none
@@ -142,6 +143,14 @@ def evaluate_splits(session: Session, trainer) -> tuple[dict, dict, dict]:
                 report = scores.class_report(trainer.scored, rows, range(len(rows)), data.sources[split])
                 classes |= {} if report is None else {split: report}
     return metrics, signatures, classes
+
+
+def pass_over(trainer, rows, split: str) -> dict[str, float]:
+    """{name: value} of a pass over all rows of a split: of the last one, if rows and weights are the same."""
+    last = trainer.last_pass
+    if last is None or last[0] is not rows or last[1] != trainer.state.global_step:
+        trainer.evaluate(rows, metric_key_prefix=split)
+    return trainer.last_pass[2]
 
 
 def check_finite(session: Session, metrics: dict) -> None:

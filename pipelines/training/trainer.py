@@ -51,7 +51,7 @@ from .guards.stall_watchdog import StallWatchdog
 from .guards.step_guard import StepGuard
 from .guards.stop_signal import StopSignal
 from .learning_rate import begin_above_zero, own_shares, replace_shares
-from .log.progress import MetricsFile, ProgressLine, is_new, new_metrics, with_split_names
+from .log.progress import MetricsFile, ProgressLine, is_new, with_split_names
 from .log.throughput_log import ThroughputLog
 from .log.trackers import replace_trackers
 from .losses.evaluation_sums import EvaluationSums, random_states_kept
@@ -383,10 +383,6 @@ class AnyformerTrainer(Trainer):
         """The tokens of each source that the first steps train; {} for rows without sources."""
         return self.bare_rows.tokens_after(steps, rows_of(self.args))
 
-    def log_final(self, metrics: dict[str, float]) -> None:
-        """Log the metrics of the finished model that its evaluation has not logged yet."""
-        self.log(new_metrics(metrics, self.state))
-
     def floating_point_ops(self, inputs) -> int:
         return 0  # ThroughputLog counts them, without waiting for the device
 
@@ -410,12 +406,6 @@ class AnyformerTrainer(Trainer):
             self.last_pass = None if numbered.chosen else (numbered.split, self.state.global_step, metrics)
             output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
-
-    def pass_over(self, rows, split: str) -> dict[str, float]:
-        """{name: value} of a pass over all rows of a split: of the last one, if rows and weights are the same."""
-        if self.last_pass is None or self.last_pass[0] is not rows or self.last_pass[1] != self.state.global_step:
-            self.evaluate(rows, metric_key_prefix=split)
-        return self.last_pass[2]
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         give_back(self.args.device.type)

@@ -14,6 +14,7 @@ from anyformer.pipelines.patches import OVERRIDDEN
 from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.checkpoints import STAGING, list_checkpoints
 from anyformer.pipelines.storage.model_folder import OUR_CODE, remove_supplied_code
+from anyformer.pipelines.training.log.progress import new_metrics
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from run_folders import assert_same
 from torch.utils.data import Dataset
@@ -218,6 +219,6 @@ def test_muon_takes_schedules_that_end_at_a_least_rate(make_trainer, schedule):
 def test_a_metric_of_the_finished_model_is_logged_beside_another_value_of_that_step(make_trainer):
     trainer = make_trainer(max_steps=1, save_steps=1)
     trainer.log({"validation_bleu": 0.0, "validation_loss": 2.0})
-    trainer.log_final({"validation_bleu": 0.2, "validation_loss": 2.0})
+    trainer.log(new_metrics({"validation_bleu": 0.2, "validation_loss": 2.0}, trainer.state))
     assert [line.get("validation_bleu") for line in trainer.state.log_history] == [0.0, 0.2]
     assert "validation_loss" not in trainer.state.log_history[-1]
