@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-sys.path.append(str(ROOT))  # where anyformer is not installed
+sys.path += [str(ROOT), str(ROOT / "scripts" / "results")]  # the first where anyformer is not installed
 from anyformer.pipelines.cli.legality_table import legality_markdown  # noqa: E402
 from anyformer.pipelines.cli.listing import TABLES, family_rows, preset_rows, summary  # noqa: E402
 from anyformer.pipelines.cli.parser import build_parser  # noqa: E402
@@ -27,6 +27,8 @@ from anyformer.pipelines.recipes.compose import load_preset, names_of  # noqa: E
 from anyformer.pipelines.recipes.field_docs import describe_family, describe_objective  # noqa: E402
 from anyformer.pipelines.recipes.introspection import family_names, family_texts  # noqa: E402
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml  # noqa: E402
+from results_table import FILE as RESULTS  # noqa: E402
+from results_table import HEADER, rows_of  # noqa: E402
 
 import anyformer  # noqa: E402
 from anyformer import modeling  # noqa: E402
@@ -124,30 +126,13 @@ def header_of(source: str) -> str:
     return "\n".join([*written, *(["```"] if code else [])]).strip()
 
 
-RESULT_HEADER = ("recipe", "data, sizes", "result", "reference", "goal", "measured")
-
-
-def results() -> list[list[str]]:
-    """The rows of RESULTS.md's tables of recipes, as cells of RESULT_HEADER."""
-    rows: list[list[str]] = []
-    header: tuple[str, ...] = ()
-    for line in (ROOT / "RESULTS.md").read_text(encoding="utf-8").splitlines():
-        cells = [text.strip() for text in line.strip().removeprefix("|").removesuffix("|").split("|")]
-        if not line.startswith("|"):
-            header = ()
-        elif not header:
-            header = tuple(cells)
-        elif header == RESULT_HEADER and set(cells) != {"---"}:
-            rows.append(cells)
-    return rows
-
-
 def results_of(*names: str) -> str:
     """The rows of RESULTS.md that name one of the recipes, or the sentence that there is none."""
-    rows = [cells for cells in results() if set(re.findall(r"\w+", cells[0])) & set(names)]
+    rows = [row.cells for row in rows_of(RESULTS.read_text(encoding="utf-8"))]
+    rows = [cells for cells in rows if set(re.findall(r"\w+", cells[0])) & set(names)]
     if not rows:
         return "No measured result yet.\n"
-    return table(RESULT_HEADER, rows) + "\nA letter names a command in [all results](../RESULTS.md).\n"
+    return table(HEADER, rows) + "\nA letter names a command in [all results](../RESULTS.md).\n"
 
 
 def recipes_page() -> str:
