@@ -40,7 +40,7 @@ def test_ratios_are_taken_within_a_round_and_the_guard_voids_a_run(benchmark):
     assert method.relative_to(timings, "b", "a").ratio < 0.5
     timings[method.GUARD].ratios = [1.1]
     assert method.void_reason(timings, "fp32") == "void"
-    assert method.row("x", "b", "a", timings["b"], method.Goal(1.5), "void").endswith("| void |")
+    assert method.speed("x", "b", "a", timings["b"], method.Goal(1.5), "void").verdict == "void"
     timings[method.GUARD].ratios = [1.0]
     assert method.void_reason(timings, "fp32") is None
 
@@ -58,6 +58,23 @@ def test_a_case_runs_at_tiny_sizes(benchmark, capsys):
     assert [line.split(":")[0] for line in lines[:4]] == ["machine", "versions", "commit", "command"]
     rows = [line.strip("| ").split(" | ") for line in lines[6:]]
     assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 2]
+
+
+def test_kept_figures_take_the_place_of_their_cases_last_ones(benchmark, tmp_path, monkeypatch):
+    kept, method = benchmark("kept"), benchmark("method")
+    for name in ("FILE", "RESULTS"):
+        monkeypatch.setattr(kept, name, tmp_path / getattr(kept, name).name)
+    table = "\n".join([method.line(*kept.COLUMNS), "|---|", "| of another version |"])
+    kept.RESULTS.write_text(f"before\n\n{table}\n\nafter\n", encoding="utf-8")
+    machine = {"machine": "a CPU", "commit": "abc; load 0.1; 2026-11-29 07:00"}
+    guard = method.Figure("T=4", method.GUARD, "native", 1.0, 0.99, 1.01, goal="0.97-1.03", verdict="valid")
+    for ratio in (1.5, 1.25):
+        figures = [guard, method.Figure("T=4", "ours", "native", ratio, 1.2, 1.6, 3.0, ">= 1.2", "met")]
+        kept.keep("moe", [*figures, method.Figure("T=4", "ours", "other", 2.0)], machine)
+    rows = [line for line in kept.RESULTS.read_text(encoding="utf-8").splitlines() if "T=4" in line]
+    assert rows == ["| moe | T=4 | native | 1.250 (1.200-1.600) | >= 1.2 | met | 2026-11-29 abc |"]
+    assert kept.RESULTS.read_text(encoding="utf-8").endswith("|\n\nafter\n")
+    assert "another version" not in kept.RESULTS.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

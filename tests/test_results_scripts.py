@@ -49,7 +49,7 @@ def results(repo_root, monkeypatch, tmp_path):
     measure = importlib.import_module("measure")
     (tmp_path / "RESULTS.md").write_text((repo_root / "RESULTS.md").read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(measure, "FILE", tmp_path / "RESULTS.md")
-    monkeypatch.setattr(measure, "KEPT", tmp_path / "measured.jsonl")
+    monkeypatch.setattr(measure, "KEPT", tmp_path / "measured.json")
     return measure
 
 
@@ -81,7 +81,7 @@ def test_a_row_is_measured_and_written(results, tmp_path, monkeypatch, capsys):
     row = results.Row(cells, (command,))
     results.FILE.write_text(f"before\n{row.line()}\nafter\n", encoding="utf-8")
     written = results.measure(row, None)
-    kept = json.loads(results.KEPT.read_text(encoding="utf-8"))
+    kept = json.loads(results.KEPT.read_text(encoding="utf-8"))[cells[0]]
     perplexity = kept["metrics"][0]["validation_perplexity"]
     assert kept["seeds"] == [42] and kept["commands"] == [command] and kept["machine"] and kept["versions"]["torch"]
     assert written.cells[:2] == cells[:2] and written.cells[2] == f"validation perplexity {perplexity:.1f}"

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -191,49 +191,72 @@ def void_reason(timings: dict, dtype: str, device: str = "cpu") -> str | None:
     return None
 
 
-HEADER = "| what | variant | ratio to | ratio (90 % interval) | ms | goal | verdict |\n|---|---|---|---|---|---|---|"
-
-
 def line(*cells) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def row(what: str, variant: str, peer: str, timing: Timing, goal: Goal | None, void: str | None) -> str:
-    """One line of the markdown table."""
+COLUMNS = ("what", "variant", "ratio to", "ratio (90 % interval)", "ms", "goal", "verdict")
+HEADER = f"{line(*COLUMNS)}\n{line(*['---'] * len(COLUMNS))}"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured ratio. low, high: its 90 % interval; None for memory, whose figure is a share of the peer's peak.
+
+    ms: milliseconds of the variant. goal, verdict: as they are written; "-" without a goal.
+    """
+
+    what: str
+    variant: str
+    peer: str
+    ratio: float
+    low: float | None = None
+    high: float | None = None
+    ms: float | None = None
+    goal: str = "-"
+    verdict: str = "-"
+
+    @property
+    def words(self) -> str:
+        if self.low is None:
+            return f"peak memory {self.ratio:.3f}"
+        return f"{self.ratio:.3f} ({self.low:.3f}-{self.high:.3f})"
+
+    def __str__(self) -> str:
+        """One line of the markdown table."""
+        ms = "-" if self.ms is None else f"{self.ms:.1f}"
+        return line(self.what, self.variant, self.peer, self.words, ms, self.goal, self.verdict)
+
+
+def speed(what: str, variant: str, peer: str, timing: Timing, goal: Goal | None, void: str | None) -> Figure:
     low, high = timing.interval
-    verdict = "-" if goal is None else "void" if void else goal.verdict(low, high)
-    ratio = f"{timing.ratio:.3f} ({low:.3f}-{high:.3f})"
-    return line(what, variant, peer, ratio, f"{timing.milliseconds:.1f}", goal or "-", verdict)
+    verdict = "-" if goal is None else void or goal.verdict(low, high)
+    return Figure(what, variant, peer, timing.ratio, low, high, timing.milliseconds, str(goal or "-"), verdict)
 
 
-def guard_row(what: str, reference: str, timings: dict, void: str | None) -> str:
-    """The guard's line: reference against itself."""
-    span = f"{GUARD_RANGE[0]}-{GUARD_RANGE[1]}"
-    return (
-        row(what, GUARD, reference, timings[GUARD], None, void).removesuffix("- | - |")
-        + f"{span} | {void or 'valid'} |"
+def guard(what: str, reference: str, timings: dict, void: str | None) -> Figure:
+    """The reference against itself."""
+    figure = speed(what, GUARD, reference, timings[GUARD], None, void)
+    return replace(figure, goal=f"{GUARD_RANGE[0]}-{GUARD_RANGE[1]}", verdict=void or "valid")
+
+
+def memory(what: str, variant: str, peer: str, peaks: dict[str, int], goal: Goal | None) -> Figure:
+    share = peaks[variant] / peaks[peer]
+    return Figure(
+        what, variant, peer, share, goal=str(goal or "-"), verdict=goal.verdict(share, share) if goal else "-"
     )
 
 
-def memory_row(what: str, variant: str, peer: str, peaks: dict[str, int], goal: Goal | None) -> str:
-    """One line on peak memory."""
-    share = peaks[variant] / peaks[peer]
-    verdict = goal.verdict(share, share) if goal else "-"
-    figures = f"peak memory {share:.3f} ({peaks[variant] / 2**20:.1f} MiB)"
-    return line(what, variant, peer, figures, "-", goal or "-", verdict)
-
-
-def machine() -> str:
-    """Machine, versions, commit and command, printed beside every number."""
+def machine() -> dict[str, str]:
+    """Machine, versions, commit and command, printed and kept beside every number."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     commit = ""
     if shutil.which("git"):
         git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
-    return (
-        f"machine: {processor_name()}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}\n"
-        f"versions: {versions}\n"
-        f"commit: {commit or 'unknown'}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}\n"
-        f"command: python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip()
-    )
+    return {
+        "machine": f"{processor_name()}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}",
+        "versions": ", ".join(f"{name} {version}" for name, version in package_versions().items()),
+        "commit": f"{commit or 'unknown'}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}",
+        "command": f"python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
+    }

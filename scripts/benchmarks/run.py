@@ -5,15 +5,15 @@ and measures nothing.
 """
 
 import argparse
-import sys
 
 import cases
+import kept
 import method
 import torch
 
 
 def measure(case: cases.Case, shape: cases.Shape, device: str, rounds: int | None = None, tiny: bool = False):
-    """Print the rows of one shape of a case; return (variants, timings)."""
+    """The figures of one shape of a case, the guard's first."""
     torch.compiler.reset()
     label, dtype = str(shape) or case.name, shape.sizes.get("dtype", "fp32")
     variants = case.build(device, **shape.sizes)
@@ -27,18 +27,16 @@ def measure(case: cases.Case, shape: cases.Shape, device: str, rounds: int | Non
         case.same,
     )
     reference, void = next(iter(variants)), method.void_reason(timings, dtype, device)
-    print(method.guard_row(label, reference, timings, void))
+    yield method.guard(label, reference, timings, void)
     measured = case.memory and device == "cpu"
     peaks = {name: method.peak_bytes(variant) for name, variant in variants.items()} if measured else {}
     for name in list(variants)[1:]:
         for peer in dict.fromkeys([reference, *(peer for variant, peer in shape.goals if variant == name)]):
             timing = method.relative_to(timings, peer, name)
-            print(method.row(label, name, peer, timing, shape.goals.get((name, peer)), void))
+            yield method.speed(label, name, peer, timing, shape.goals.get((name, peer)), void)
             if peaks:
                 has_goal = name == "ours" and isinstance(case.memory, method.Goal) and not tiny
-                print(method.memory_row(label, name, peer, peaks, case.memory if has_goal else None))
-    sys.stdout.flush()
-    return variants, timings
+                yield method.memory(label, name, peer, peaks, case.memory if has_goal else None)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -47,6 +45,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("names", nargs="*", metavar="NAME", help="cases to run")
     p.add_argument("--list", action="store_true", help="name the cases")
     p.add_argument("--rounds", type=int, help="rounds, in each of which every variant runs; default: those of the case")
+    p.add_argument("--keep", action="store_true", help=f"into {kept.FILE.name} and RESULTS.md, on a quiet machine")
     p.add_argument("--tiny", action="store_true", help="tiny sizes: a test, no measurement")
     args = p.parse_args(argv)
     if args.list:
@@ -55,12 +54,17 @@ def main(argv: list[str] | None = None) -> None:
     if not args.names or not set(args.names) <= set(names):
         p.error(f"name some of {', '.join(names)}")
     torch.set_num_threads(1)
-    print(method.machine(), flush=True)
+    machine = method.machine()
+    print("\n".join(f"{name}: {words}" for name, words in machine.items()), flush=True)
     print(method.HEADER)
     for name in args.names:
-        case = names[name]
+        case, figures = names[name], []
         for shape in case.tiny_shapes() if args.tiny else case.shapes:
-            measure(case, shape, "cpu", args.rounds, args.tiny)
+            for figure in measure(case, shape, "cpu", args.rounds, args.tiny):
+                print(figure, flush=True)
+                figures.append(figure)
+        if args.keep:
+            kept.keep(name, figures, machine)
 
 
 if __name__ == "__main__":

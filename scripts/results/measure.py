@@ -4,7 +4,7 @@
     python scripts/results/measure.py e "trec_tuned"     # a letter, or a row's first cell
 
 The commands of a row are run one after another in this folder, which has data/ and models/; of a finished run they
-print the result. What was measured is kept, too, as a line of measured.jsonl beside this file: commands, figures,
+print the result. What was measured is kept, too, in measured.json beside this file: commands, figures,
 seeds, commit, versions, machine, minutes.
 """
 
@@ -22,7 +22,7 @@ from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.storage.atomic import write_atomically
 from results_table import FILE, Row, rows_of
 
-KEPT = Path(__file__).with_name("measured.jsonl")
+KEPT = Path(__file__).with_name("measured.json")
 # metric -> how RESULTS.md writes it, and the factor and decimal places of its value.
 WRITTEN = {
     "accuracy": ("{} %", 100, 1),
@@ -94,7 +94,6 @@ def measure(row: Row, metric: str | None) -> Row:
     result = figure_of(runs, metric)
     seconds = [log.run["wall_seconds"] for log in logs]
     facts = {
-        "row": row.cells[0],
         "result": result,
         "commands": row.commands,
         "seeds": [log.run["seed"] for log in logs],
@@ -105,8 +104,9 @@ def measure(row: Row, metric: str | None) -> Row:
         "minutes": [round(each / 60, 1) for each in seconds],
         "date": time.strftime("%Y-%m-%d"),
     }
-    with KEPT.open("a", encoding="utf-8") as lines:
-        lines.write(json.dumps(facts, ensure_ascii=False) + "\n")
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    kept[row.cells[0]] = facts
+    write_atomically(KEPT, json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
     taken = f"{statistics.mean(seconds) / 60:.0f} min{' a seed' if len(seconds) > 1 else ''}"
     dtype = ", bf16" if logs[0].section("training").get("bf16") else ""
     return row.with_figure(result, f"{facts['date']} {facts['commit']}{dtype}, {taken}")
