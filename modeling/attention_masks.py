@@ -138,6 +138,8 @@ def make_masks(
     # older versions not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
     plain = plain and (seen_by_all is None or not config.is_causal)
+    one_more = past_key_values is not None and inputs_embeds.shape[1] == 1 and not packed and takes_no_mask(config)
+    one_more = one_more and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
         if kind.attention is not None:
             if attention_mask is not None and attention_mask.ndim == 4:
@@ -147,7 +149,10 @@ def make_masks(
             masks[name] = kind.attention.token_positions(lookback, inputs_embeds, *given)
             continue
         own = kind.mask_function
-        if plain and own is None and fits_window(config, kind.traits, inputs_embeds.shape[1]):
+        hides_nothing = plain and fits_window(config, kind.traits, inputs_embeds.shape[1])
+        if one_more and not kind.traits.windowed:
+            hides_nothing = sees_every_key(attention_mask, past_key_values, kind.index)
+        if own is None and hides_nothing:
             masks[name] = None
             continue
         overlays = (
@@ -165,6 +170,14 @@ def make_masks(
             create = create_bidirectional_sliding_window_mask if kind.traits.windowed else create_bidirectional_mask
         masks[name] = create(**inputs, **options)
     return masks
+
+
+def sees_every_key(attention_mask, past_key_values, layer_idx: int) -> bool:
+    """Whether one more token sees all keys of a layer. transformers finds it, too, in a twentieth of a small step."""
+    past = past_key_values.get_seq_length(layer_idx)
+    if past_key_values.get_mask_sizes(1, layer_idx) != (past + 1, 0):  # a static cache has keys of later tokens
+        return False
+    return attention_mask is None or (attention_mask.ndim == 2 and bool(attention_mask.all()))
 
 
 def fits_window(config, traits: Kind, length: int) -> bool:

@@ -21,6 +21,8 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x):
         """(..., D) -> (..., D), in the input's dtype."""
+        if x.dtype == self.weight.dtype:
+            return super().forward(x)
         wide = torch.promote_types(x.dtype, self.weight.dtype)  # torch's function takes one dtype
         return rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps).to(x.dtype)
 

@@ -83,7 +83,8 @@ class CausalModel(TransformerStack):
             cumulated = kwargs["cu_seq_lens_q"], kwargs["cu_seq_lens_k"]
             batch.attention_mask, batch.distances = paged_masks(self.config, attention_mask, position_ids, *cumulated)
         x_BTD, routed = self.run_stack(x_BTD, batch, use_cache=use_cache, **kwargs)
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=x_BTD, **{CACHE: past_key_values}, **routed)
+        fields = {"last_hidden_state": x_BTD, CACHE: past_key_values} | routed
+        return self.output(BaseModelOutputWithPastAndCrossAttentions, **fields)
 
 
 class CausalLanguageModel:
@@ -161,7 +162,8 @@ class CausalLanguageModel:
         if self.mtp is not None and self.training and loss is not None:
             mtp_loss = self.mtp(self.model, self.lm_head, hidden_states, shift_labels, num_items_in_batch, **inputs)
             loss = loss + self.config.mtp_loss_coef * mtp_loss
-        fields = {"logits": logits, "mtp_loss": mtp_loss, "row_losses": None if losses is None else losses.sum(-1)}
+        fields = {"logits": logits, "row_losses": None if losses is None else losses.sum(-1)}
+        fields |= {} if self.mtp is None else {"mtp_loss": mtp_loss}
         return self.head_output(
             CausalLMOutputWithCrossAttentions, outputs, loss, shift_labels, num_items_in_batch, **fields
         )

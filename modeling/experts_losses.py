@@ -127,6 +127,10 @@ class ModelWithExperts:
                 count(router, assignments_E)
         return router_outputs(routing, routers[0].scoring)
 
+    def output(self, output_class, **fields):
+        """An output with RouterFields."""
+        return output_class(**fields)
+
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, **own):
         """As in the base class. In training the routers' losses are part of the loss.
 

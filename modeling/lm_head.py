@@ -52,10 +52,11 @@ class RouterFields(ModelOutput):
 
 def with_router_fields(output_class: type, module: str) -> type:
     """An output class of the same name, with the fields of RouterFields after its own. module: its `__module__`."""
-    names = {"__module__": module, "__doc__": output_class.__doc__}
+    names = {"__module__": module, "__doc__": output_class.__doc__, "without_router_fields": output_class}
     return dataclass(type(output_class.__name__, (RouterFields, output_class), names))
 
 
+ROUTER_FIELDS = tuple(RouterFields.__dataclass_fields__)
 LOGITS = ("logits", "prediction_logits")  # output fields with logits over a vocabulary
 NO_LOGITS = "this training step made its loss without logits; pass return_logits=True to the model to have them"
 
@@ -95,6 +96,12 @@ class FillsOutputs:
         """
         return return_logits if return_logits is not None else labels is None or not self.training
 
+    def output(self, output_class, **fields):
+        """An output, without RouterFields if none is given: each field of an output takes time at every token."""
+        if not any(name in fields for name in ROUTER_FIELDS):
+            output_class = getattr(output_class, "without_router_fields", output_class)
+        return output_class(**fields)
+
     def head_output(self, output_class, outputs, loss, labels, num_items_in_batch=None, row_losses=None, **own):
         """A head's output: the loss, the fields `own`, and those of the base model's `outputs` that the class has.
 
@@ -106,7 +113,7 @@ class FillsOutputs:
                 own = {key: x for key, x in own.items() if key != name} | {"row_losses": row_losses}
                 output_class = output_class.without_logits
         passed_on = {name: x for name, x in outputs.items() if name in output_class.__dataclass_fields__}
-        return output_class(loss=loss, **own, **passed_on)
+        return self.output(output_class, loss=loss, **own, **passed_on)
 
 
 def head_width(config) -> int:

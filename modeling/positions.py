@@ -49,7 +49,10 @@ class RotaryEmbedding(nn.Module):
         inv_freq = self.inv_freq.to(device=x.device, dtype=torch.float)
         # cos(-a) = cos(a) and sin(-a) = -sin(a): the layout `rotate` reads, in one step
         angles = position_ids[..., None].float() * torch.cat((-inv_freq, inv_freq))
-        return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
+        cos, sin = angles.cos(), angles.sin()
+        if self.attention_scaling != 1:
+            cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
+        return cos.to(x.dtype), sin.to(x.dtype)
 
 
 class RotaryEmbeddingPerLayerType(nn.Module):

@@ -156,8 +156,8 @@ class TransformerStack:
         x_BTD = self.project_embeddings(x_BTE if added_BTE is None else x_BTE + added_BTE, batch.position_ids)
         per_layer = [{"attention_mask": masks[kind], **arguments} for kind, arguments in zip(names, per_layer)]
         # transformers' attention over paged caches drops a score bias that comes beside a mask.  # transformers < 5.23
-        folds = takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa"
-        if folds and self.fold_masks is not None:
+        folds = self.fold_masks is not None
+        if folds and (takes_no_mask(self.config) or self.config._attn_implementation == "paged|sdpa"):
             per_layer = self.fold_masks(per_layer, self.config.is_causal)
         seen |= {"position_ids": batch.position_ids, "past_key_values": batch.past_key_values}
         return x_BTD, per_layer, seen
