@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
 import transformers
 from torch.utils.data import Dataset, Subset
 
-from ..adapters import load_config, load_model
-from ..backends import backend_arguments, backends_of, check_got, explain, is_half
-from ..errors import CANNOT_LOAD, UserError, loading, loading_reason
+from ..backends import backends_of
 from ..likelihoods.without_logits import without_logits
 from ..metrics.significance import Comparison, interval_by_formula, intervals, kept_comparisons
 from ..objectives.answers import FinishedModel
@@ -28,17 +25,15 @@ from ..objectives.prepare import prepare_data
 from ..objectives.scores import Scored, Scores
 from ..patches import replaced, write
 from ..plugins import METRICS, objective_of
-from ..precision import computed_dtype
-from ..recipes.checkpoint_overrides import with_fields
 from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..training.arguments import training_arguments
 from ..training.models import check_length
 from ..training.trainer import AnyformerTrainer
-from ..transformers_logging import errors_only
 from ..words import counted, say
 from .class_tables import print_classes
 from .result import Began, Result, asked_of, metric_cells
+from .saved_model import load, open_config
 
 
 class Evaluation(Result):
@@ -245,51 +240,6 @@ def answers_of(scores: Scores, comparison: Comparison) -> list[dict]:
         for answer, scores in zip(answers, comparison.probabilities):
             answer["scores"] = {owner.named(number): float(score) for number, score in enumerate(scores)}
     return answers
-
-
-# ------------------------------------------------------------------------------------------------------- model
-
-
-def open_config(recipe: Recipe):
-    """The checkpoint's config with the recipe's fields; raise UserError where it cannot be loaded."""
-    transformers.utils.logging.disable_progress_bar()
-    source = recipe.model.name_or_path
-    with loading(f"MODEL={source}"), errors_only():
-        config = load_config(source, trust_remote_code=recipe.trust_remote_code)
-    return with_fields(config, recipe.model.fields, source)
-
-
-def load(auto_class, recipe: Recipe, unused: tuple[str, ...] = ()):
-    """The checkpoint's model, in evaluation mode, with all weights that the task needs; raise UserError otherwise.
-
-    unused: prefixes of the names of weights that the task does not use.
-    """
-    config, section = open_config(recipe), recipe.model
-    source, half = section.name_or_path, is_half(config.dtype) or is_half(computed_dtype(recipe.training))
-    chosen = backend_arguments(section.attn_implementation, section.experts_implementation, config, half)
-    options = {"dtype": "auto", "output_loading_info": True, "trust_remote_code": recipe.trust_remote_code} | chosen
-    options |= {"config": config} if section.fields else {}
-    try:
-        with errors_only():  # transformers would print a table of missing weights, which our error sums up
-            model, info = load_model(auto_class, source, **options)
-    except CANNOT_LOAD as error:
-        explain(error, chosen)
-        raise UserError(f"MODEL={source} cannot be loaded by {auto_class.__name__}: {loading_reason(error)}") from error
-    check_got(model, chosen)
-    missing = sorted(key for key in info["missing_keys"] if not key.startswith(unused))
-    if missing:  # transformers would go on with random ones
-        raise UserError(
-            f"MODEL={source} was not trained for this: it has no {missing[0]} for {type(model).__name__}; train it "
-            f"first, with anyformer train TASK model.name_or_path={source}"
-        )
-    return model.eval()
-
-
-def load_placed(head: str, recipe: Recipe):
-    """The checkpoint's model with the head of an Auto class, on the device that measures; raise UserError as `load`."""
-    on_cpu = recipe.training.extra.get("use_cpu") or not torch.accelerator.is_available()
-    device = "cpu" if on_cpu else torch.accelerator.current_accelerator()
-    return load(getattr(transformers, head), recipe).to(device)
 
 
 # --------------------------------------------------------------------------------------------------- measuring

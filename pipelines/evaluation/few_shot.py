@@ -29,8 +29,8 @@ from ..recipes.schema import Recipe
 from ..reporting.console import print_table
 from ..reporting.plots import can_plot, plot_shots
 from ..words import counted, say
-from .evaluate import load_placed, open_config
 from .result import Began, Result, asked_of, metric_cells
+from .saved_model import load_placed, open_config
 from .shot_answers import KINDS
 
 BETWEEN = "\n\n"  # separates the examples of a prompt

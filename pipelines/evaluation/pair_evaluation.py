@@ -9,8 +9,8 @@ from ..open_tokenizer import open_tokenizer
 from ..recipes.schema import MinimalPairsSettings, Recipe
 from ..reporting.console import print_table
 from ..words import counted
-from .evaluate import load_placed, open_config
 from .result import Began, Result, with_bounds
+from .saved_model import load_placed, open_config
 
 
 class PairsResult(Result):

@@ -21,8 +21,8 @@ from ..reporting.charts import by_position
 from ..reporting.figures import draw
 from ..training.models import check_length
 from ..words import counted, human_time, watched
-from .evaluate import load_placed, open_config
 from .result import Began, Result
+from .saved_model import load_placed, open_config
 
 BUCKETS = 32
 

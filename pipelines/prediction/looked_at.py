@@ -9,7 +9,7 @@ from ..data.file_reader import FileReader
 from ..data.plain_text import PlainText
 from ..data.reader import ExampleView
 from ..errors import UserError, refuse_file
-from ..evaluation.evaluate import load, open_config
+from ..evaluation.saved_model import load, open_config
 from ..lazy import transformers
 from ..objectives.answers import FinishedModel
 from ..words import counted, say

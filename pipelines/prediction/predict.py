@@ -28,8 +28,8 @@ from ..data.documents import in_batches
 from ..data.image_files import hash_of_image
 from ..data.reader import SENTENCES, SOME
 from ..errors import UserError, did_you_mean, loading
-from ..evaluation.evaluate import load, open_config
 from ..evaluation.request import evaluation_recipe
+from ..evaluation.saved_model import load, open_config
 from ..generation import locate_model
 from ..images.processors import load_image_processor
 from ..objectives.answers import Answers, FinishedModel
