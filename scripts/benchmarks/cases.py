@@ -98,7 +98,7 @@ def native_rows(rows: str, length: int, dtype: str = "fp32") -> Shape:
 
 def generate(size: tuple[int, int, int], batch: int, prompt: int, cache: str = "growing") -> Shape:
     sizes = {"dtype": "fp32", "vocab": 8192, "batch": batch, "prompt": prompt, "tokens": 24, "cache": cache}
-    return Shape(dict(zip(("layers", "hidden", "heads"), size)) | sizes, goals("ours", 1.15, "native"))
+    return Shape(dict(zip(("layers", "hidden", "heads"), size)) | sizes, goals("ours", 1.0, "native"))
 
 
 CASES = [
