@@ -11,8 +11,6 @@ measures an emulation. The first call of each variant must give an equal result.
 import gc
 import math
 import os
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,8 +22,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import numpy as np
 import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from anyformer.pipelines.storage.record import package_versions
 from anyformer.pipelines.training.log.hardware import processor_name
+from checkout import commit
 from torch.profiler import ProfilerActivity, profile
 
 GUARD = "guard"
@@ -250,13 +251,9 @@ def memory(what: str, variant: str, peer: str, peaks: dict[str, int], goal: Goal
 def machine() -> dict[str, str]:
     """Machine, versions, commit and command, printed and kept beside every number."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    commit = ""
-    if shutil.which("git"):
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "machine": f"{processor_name()}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}",
         "versions": ", ".join(f"{name} {version}" for name, version in package_versions().items()),
-        "commit": f"{commit or 'unknown'}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}",
+        "commit": f"{commit()}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}",
         "command": f"python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
     }

@@ -14,12 +14,15 @@ import re
 import shlex
 import statistics
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
 from anyformer.pipelines.reporting.interpret import Measured, measured
 from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.storage.atomic import write_atomically
+from checkout import commit
 from results_table import FILE, Row, rows_of
 
 KEPT = Path(__file__).with_name("measured.json")
@@ -48,16 +51,6 @@ def folders_of(command: str) -> list[Path]:
     printed = subprocess.run([*words, "--print-recipe"], check=True, capture_output=True, text=True).stdout
     folder = Path(re.search(r"^  output_dir: (.+?)(?: +#.*)?$", printed, re.MULTILINE)[1])
     return sorted(folder.glob("seed-*")) if "--seeds" in command else [folder]
-
-
-def commit() -> str:
-    """The commit of the code, and whether it has been changed since."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    name = subprocess.run([*git, "describe", "--always"], capture_output=True, text=True, check=True).stdout.strip()
-    changed = subprocess.run(
-        [*git, "diff", "--quiet", "HEAD", "--", ":/modeling", ":/pipelines", ":/configs"], check=False
-    )
-    return name + "-dirty" * changed.returncode
 
 
 def measured_by(command: str, folder: Path) -> dict[str, Measured]:
