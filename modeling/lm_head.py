@@ -253,8 +253,11 @@ def _add_product(total_VD: torch.Tensor, a_RV: torch.Tensor, b_RD: torch.Tensor)
     """total += a^T b, summed in fp32 and in place."""
     if a_RV.dtype == total_VD.dtype:
         total_VD.addmm_(a_RV.t(), b_RD)
-    else:
-        total_VD += a_RV.t() @ b_RD
+        return
+    # CPUs add half precision to fp32 by way of a copy, here of a slice that fits into their cache.
+    size = 2048 if total_VD.device.type == "cpu" else total_VD.shape[0]
+    for total_SD, a_RS in zip(total_VD.split(size), a_RV.split(size, dim=1)):
+        total_SD += a_RS.t() @ b_RD
 
 
 # torch.compile would make the in-place sum copy [V, D] for every chunk (a quarter of the loss's time at V=32k), but it
@@ -325,7 +328,9 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
     the zeros of rows that do not count are applied to the (R, D) factors of the products, not to the (R, V) ones.
     """
     needs_x, needs_weight, needs_bias = needs
-    losses, grads_x, grad_weight, grad_bias = [], [], None, None
+    losses, grads_x, grad_bias = [], [], None
+    # In fp32 even for half operands: it sums up all chunks.
+    grad_weight = torch.zeros_like(weight_VD, dtype=torch.float32) if needs_weight else None
     weight, bias = weight_VD.to(dtype), None if bias_V is None else bias_V.to(dtype)
     total = x_ND.new_zeros((), dtype=torch.float32)
     for x_RD, labels_R in zip(x_ND.split(rows), labels_N.split(rows)):
@@ -338,13 +343,8 @@ def _by_rows(x_ND, weight_VD, bias_V, labels_N, dtype, rows, softcap, smoothing,
         if needs_x:
             grads_x.append(((e_RV @ weight) * scale_R1).to(x_ND.dtype))
         if needs_weight:
-            scaled_RD = (x_RD * scale_R1).to(dtype)
-            if grad_weight is None:
-                grad_weight = (e_RV.t() @ scaled_RD).float()  # fp32 even for half operands: it sums up all chunks
-            elif torch.compiler.is_compiling():
-                _add_product_compiled(grad_weight, e_RV, scaled_RD)
-            else:
-                _add_product(grad_weight, e_RV, scaled_RD)
+            add = _add_product_compiled if torch.compiler.is_compiling() else _add_product
+            add(grad_weight, e_RV, (x_RD * scale_R1).to(dtype))
         if needs_bias:
             grad_bias = bias_part if grad_bias is None else grad_bias + bias_part
         del e_RV  # else it is still in memory while the next chunk's is computed
