@@ -246,10 +246,7 @@ def test_an_answer_that_is_marked_so_is_read_but_not_learned(prepare, mark):
 NO_CHATS = ["hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000]
 REFUSED = [  # what is said of line 2, and what it holds
     *[(r"holds str, which is no list of messages \{role, content\}, n", {"messages": text}) for text in NO_CHATS],
-    (
-        "holds a message with a part that is no",
-        {"messages": [user([{"type": "image_url", "url": "b"}]), said("c")]},
-    ),
+    ("holds a message with a part that is no", {"messages": [user([{"type": "image_url", "url": "b"}]), said("c")]}),
     ("holds a message with weight=0.5; 1 or true learns an answer", {"messages": [user("a"), said("b", weight=0.5)]}),
     ("marks each answer as one not to be learned", {"messages": [user("a"), said("b", train=False)]}),
     ("holds a tool call without the name of its function", with_calls([{"function": {"arguments": {}}}], "")),
