@@ -5,12 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives import chats
 from anyformer.pipelines.objectives.answers import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.models import model_config
 from task_data import on_rows, task_recipe
 from test_chats import learned
 
@@ -36,9 +38,6 @@ def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
 
 
 def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
-    import transformers
-    from anyformer.pipelines.training.models import model_config
-
     both = [prepared(tmp_path, task={"packing": packing}, data={"test_files": None}) for packing in (True, False)]
     config = model_config(both[0].objective.recipe, both[0].tokenizer, {})
     torch.manual_seed(0)
@@ -60,10 +59,8 @@ def test_a_system_message_for_all_and_an_input_of_some_rows_are_read(tmp_path):
     data = prepared(tmp_path, **on_rows(tmp_path, [{"messages": CHAT * 2}] * 12, **task))
     read, texts = learned(data)
     assert read.startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq") and len(texts) == 2
-    task, rows = (
-        {"prompt_field": "prompt", "answer_field": "completion", "packing": False},
-        [{"prompt": "q", "completion": "a"}],
-    )
+    task = {"prompt_field": "prompt", "answer_field": "completion", "packing": False}
+    rows = [{"prompt": "q", "completion": "a"}]
     with pytest.raises(UserError, match=r"task.input_field='more': no such column"):
         prepared(tmp_path, **on_rows(tmp_path, rows * 12, **task, input_field="more"))
     some = prepared(tmp_path, **on_rows(tmp_path, [rows[0] | {"input": "b"}, *rows * 11], **task)).rows["train"]
