@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import load_writer
@@ -28,12 +27,8 @@ CALLS = "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojso
 LATER = "{% set ns = namespace(user=0) %}"
 LATER += "{% for m in messages %}{% if m.role == 'user' %}{% set ns.user = loop.index0 %}{% endif %}{% endfor %}"
 THOUGHT = "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"
-SAID, END, ASK, TURN = (
-    "{{ m.content }}" + CALLS,
-    "<|im_end|>\n",
-    "<|im_start|>assistant\n",
-    "<|im_start|>{{ m.role }}\n",
-)
+SAID, END = "{{ m.content }}" + CALLS, "<|im_end|>\n"
+ASK, TURN = "<|im_start|>assistant\n", "<|im_start|>{{ m.role }}\n"
 
 
 def template(said, other="{{ m.content }}" + END, ask=ASK, turn=TURN, before="", after=""):
@@ -274,9 +269,8 @@ def test_a_run_learns_and_saves_the_template_that_is_set(tmp_path, command, name
     assert saved == data.tokenizer.chat_template and saved != QWEN
     assert learned(data) == ["b"] * 4 or name == "plain"
     assert ("Rain there." in data.tokenizer.decode(data.rows["train"][0]["input_ids"])) == ("tools" in name)
-    whole = data.tokenizer.apply_chat_template(
-        [user("a"), said("b")], return_dict=True, return_assistant_tokens_mask=True
-    )
+    how = {"return_dict": True, "return_assistant_tokens_mask": True}
+    whole = data.tokenizer.apply_chat_template([user("a"), said("b")], **how)
     if name != "own.jinja":  # TRL learns by these marks
         end = EOS if name == "plain" else "<|im_end|>"
         ids = [number for number, own in zip(whole["input_ids"], whole["assistant_masks"]) if own]
@@ -286,11 +280,9 @@ def test_a_run_learns_and_saves_the_template_that_is_set(tmp_path, command, name
 def test_a_checkpoint_keeps_its_tokenizer_under_another_template_and_others_are_refused(tmp_path, command, capsys):
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     recipe = recipe_of(tmp_path, [pair] * 2, kind="preference", prompt_field="prompt")
-    written = yaml.safe_load(recipe.read_text()) | {"tokenizer": {"chat_template": "plain"}}
-    recipe.write_text(yaml.safe_dump(written))
-    data = prepare_data(load_recipe(recipe))
+    data = prepare_data(load_recipe(recipe, ["tokenizer={chat_template: plain}"]))
     assert data.tokenizer.decode(data.rows["train"][0]["input_ids"]).startswith("<|user|>\na" + EOS)
-    assert command("prepare", recipe, "tokenizer.chat_template=chatlm") == 2
+    assert command("prepare", recipe, "tokenizer={chat_template: chatlm}") == 2
     assert "no such file, and no shipped one; did you mean chatml?" in capsys.readouterr().err
     recipe = task_recipe(tmp_path, "sequence_classification", tokenizer={"chat_template": "plain"})
     assert command("prepare", recipe) == 2
