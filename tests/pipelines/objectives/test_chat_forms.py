@@ -1,12 +1,9 @@
 """Chats in all the forms that people have: each is read with no setting beyond the files, or one sentence mends it."""
 
 import copy
-import csv
 import json
 import re
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import yaml
 from anyformer.pipelines.data.account_words import unusual
@@ -18,8 +15,8 @@ from anyformer.pipelines.prediction.predict import prepare_prediction
 from anyformer.pipelines.recipes.compose import recipe_from_dict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from task_data import random_decoder, write_lines
-from test_chats import CALL, CHATML, TOOL, parts, result, said, tokenizer_of, user
+from task_data import random_decoder
+from test_chats import CALL, CHATML, TOOL, parts, result, said, tokenizer_of, user, write
 
 SYSTEM = {"role": "system", "content": "Be short."}
 ASKED, TOLD = [user("Rain?")], [said("Water.")]
@@ -41,28 +38,18 @@ CALLED = '<tool_call>{"name": "rain", "arguments": {"place": "Oslo"}}</tool_call
 ROWS = {
     "OpenAI": ({"messages": CHAT}, "openai", READ),
     "with calls": ({"messages": WITH_CALL, "tools": [TOOL]}, "openai", CALLED),
-    "tools as JSON": ({"messages": WITH_CALL, "tools": json.dumps([TOOL])}, "openai", "Rain there."),
     "parts": ({"messages": [user(parts("Rain?")), said(parts("Water."))]}, "openai", READ),
     "reasoning": ({"messages": [*ASKED, said("Water.", reasoning="Wet.")]}, "openai", "<think>Wet.</think>Water."),
     "thinking": ({"messages": [*ASKED, said("Water.", thinking="Wet.")]}, "openai", "<think>Wet.</think>Water."),
     "another column": ({"id": "a", "dialog": CHAT}, "openai", READ),
-    "as JSON": ({"messages": json.dumps(CHAT)}, "openai", READ),
     "as Python writes it": ({"messages": str(CHAT)}, "openai", READ),
     "a transcript": ({"id": "a", "text": "\n\nHuman: Rain?\n\nAssistant: Water."}, "sharegpt", READ),
-    "with marks": (
-        {"text": "### Human: Rain?### Assistant: Water.### Human: So?### Assistant: Yes."},
-        "sharegpt",
-        READ,
-    ),
+    "with marks": ({"text": "### Human: Rain?### Assistant: Water.### Human: So?### Assistant: No."}, "sharegpt", READ),
     "ShareGPT": ({"conversations": SHARE}, "sharegpt", READ),
     "one conversation": ({"conversation": SHARE, "system": "Be short."}, "sharegpt", BRIEF),
     "ShareGPT's calls": ({"conversations": SHARE_CALL, "tools": json.dumps([TOOL])}, "sharegpt", CALLED),
     "Alpaca": ({"instruction": "Rain?", "input": "", "output": "Water."}, "alpaca", READ),
-    "with input": (
-        {"instruction": "Is it", "input": "wet?", "output": "Yes."},
-        "alpaca",
-        "user\nIs it\n\nwet?<|im_end|>",
-    ),
+    "with input": ({"instruction": "Is it", "input": "wet?", "output": "Yes."}, "alpaca", "user\nIs it\n\nwet?<"),
     "with system and history": (
         {"instruction": "Rain?", "output": "Water.", "system": "Be short.", "history": [["Hi", "Hello"]]},
         *("alpaca", BRIEF.replace(READ, TURNS + READ)),
@@ -127,20 +114,6 @@ def rows_of(recipe):
 def texts_of(recipe):
     rows, data = rows_of(recipe)
     return [data.tokenizer.decode(rows[number]["input_ids"]) for number in range(len(rows))]
-
-
-def write(path, rows):
-    texts = [{k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()} for row in rows]
-    if path.suffix == ".csv":
-        with path.open("w", newline="") as file:
-            table = csv.DictWriter(file, texts[0])
-            table.writeheader()
-            table.writerows(texts)
-    elif path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(texts if "tools" in rows[0] else rows), path)
-    else:
-        write_lines(path, rows)
-    return path
 
 
 @pytest.mark.parametrize("end", ["jsonl", "csv", "parquet"])
@@ -209,34 +182,16 @@ def test_columns_and_roles_of_other_names_are_read_by_two_settings(folder, tmp_p
     assert [(entry["name"], entry["number"]) for entry in read] == [("Berater", 3), ("Kunde", 3)]
 
 
-TALK = [{"author": "a", "body": "Rain today?"}, {"author": "b", "body": "Yes."}]
 LONG = {"id": "q-1", "thema": "Wetter", "frage": "Was ist Regen denn?", "antwort": "Wasser aus den Wolken."}
 SENTENCES = {
     "a likely prompt and answer": (LONG, {}, "likely is task.prompt_field=frage, task.answer_field=antwort"),
-    "a likely answer": (
-        LONG,
-        {"prompt_field": "frage"},
-        "task.answer_field='output'.*likely is task.answer_field=antwort",
-    ),
+    "a likely answer": (LONG, {"prompt_field": "frage"}, "task.answer_field='output'.*task.answer_field=antwort"),
     "likely messages": ({"id": "a", "chat": CHAT}, {"messages_field": "x"}, "likely is task.messages_field=chat"),
     "a misspelt column": ({"chats": CHAT}, {"messages_field": "chat"}, "did you mean chats?"),
     "another task": (PAIRS["texts"], {}, "likely is task.name=preference"),
-    "a misspelt name": (
-        LONG,
-        {"columns": {"instuction": "frage"}},
-        "'instuction' is not known; did you mean instruction",
-    ),
+    "a misspelt name": (LONG, {"columns": {"instuction": "frage"}}, "'instuction' is .*did you mean instruction"),
     "no such column": (LONG, {"columns": {"instruction": "frag"}}, "task.columns.instruction='frag': no such column"),
-    "another form": (
-        LONG,
-        {"format": "sharegpt"},
-        "task.format='sharegpt'.*likely is task.format=auto, task.prompt_field=frage",
-    ),
-    "messages of another form": (
-        {"messages": CHAT},
-        {"format": "sharegpt"},
-        "task.format='sharegpt'.*likely is task.format=auto, task.messages_field=messages",
-    ),
+    "another form": (LONG, {"format": "sharegpt"}, "task.format='sharegpt'.*task.format=auto, task.prompt_field=frage"),
     "a column without messages": (
         {"id": "a", "text": "so it is", "dialog": CHAT},
         *({"messages_field": "text"}, "'text': no messages in .*likely is task.messages_field=dialog"),
@@ -263,11 +218,6 @@ SENTENCES = {
         LONG | {"instruction": "a", "output": "b", "history": [["a"]]},
         *({}, "task.history_field='history': .*holds list, which is no list of messages"),
     ),
-    "a history that is no JSON": (
-        LONG | {"instruction": "a", "output": "b", "history": "hello"},
-        *({"history_field": "history"}, "task.history_field='history': .*holds str, which is no list of messages"),
-    ),
-    "other keys": ({"messages": TALK}, {"messages_field": "messages"}, "a message without role"),
 }
 
 
@@ -285,9 +235,7 @@ def test_splits_in_two_forms_are_one_sentence(folder, tmp_path, own, other):
     recipe = recipe_of(folder, write(tmp_path / "rows.jsonl", [ROWS[own][0]] * 3))
     recipe["data"] |= {"validation_files": str(write(tmp_path / "held.jsonl", [ROWS[other][0]] * 3))}
     del recipe["data"]["validation_fraction"]
-    said = (
-        rf"held.jsonl would be read as .*task.format={ROWS[other][1]}.* and rows.jsonl by task.*; bring both into one"
-    )
+    said = rf"held.jsonl would be .*task.format={ROWS[other][1]}.* and rows.jsonl by task.*; bring both into one"
     with pytest.raises(UserError, match=said):
         rows_of(recipe)
 
@@ -321,13 +269,8 @@ def test_roles_and_keys_that_are_none_of_ours_are_told(folder, tmp_path):
 
 
 def test_rows_of_other_kinds_are_no_chats():
-    for row in (
-        {"text": "a", "label": "b"},
-        {"en": "a", "de": "b"},
-        {"tokens": ["a"], "tags": ["O"]},
-        {"from": "a@b.c"},
-    ):
-        assert recognise([row] * 3) is None
+    others = [{"text": "a", "label": "b"}, {"en": "a", "de": "b"}, {"tokens": ["a"], "tags": ["O"]}, {"from": "a@b.c"}]
+    assert all(recognise([row] * 3) is None for row in others)
     assert recognise([]) is None and set(FORMS) >= {recognise([row]).name for row, *_ in ROWS.values()}
 
 

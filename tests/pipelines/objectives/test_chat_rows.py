@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import yaml
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.generation import load_writer
@@ -18,23 +17,18 @@ from anyformer.pipelines.serving.chat import converse
 from hypothesis import given
 from hypothesis import strategies as st
 from task_data import on_rows, random_decoder, task_recipe, write_lines
-from test_chats import said, user
+from test_chats import EOS, TOOL, result, said, user
 from tiny_tokenizers import of_bytes
 from transformers import AutoModelForCausalLM
 
-EOS = "<|endoftext|>"
 MARKS = (EOS, "<|im_start|>", "<|im_end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|return|>", "<|call|>")
 MERGED = ["assistant: b assistant: red dog\n\n\n", "<think>\n\n</think>\n\n"] * 60
 CALLS = "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}"
 LATER = "{% set ns = namespace(user=0) %}"
 LATER += "{% for m in messages %}{% if m.role == 'user' %}{% set ns.user = loop.index0 %}{% endif %}{% endfor %}"
 THOUGHT = "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n"
-SAID, END, ASK, TURN = (
-    "{{ m.content }}" + CALLS,
-    "<|im_end|>\n",
-    "<|im_start|>assistant\n",
-    "<|im_start|>{{ m.role }}\n",
-)
+SAID, END = "{{ m.content }}" + CALLS, "<|im_end|>\n"
+ASK, TURN = "<|im_start|>assistant\n", "<|im_start|>{{ m.role }}\n"
 
 
 def template(said, other="{{ m.content }}" + END, ask=ASK, turn=TURN, before="", after=""):
@@ -72,7 +66,7 @@ TOGETHER = {"ChatML", "a mark at the very end, as by Phi-3's", "the next message
 
 
 CALL = {"type": "function", "function": {"name": "rain", "arguments": {"place": "Oslo"}}}
-RESULT = {"role": "tool", "content": "7 mm"}
+RESULT = result("7 mm")
 
 
 def rows_of(template):
@@ -266,7 +260,7 @@ def test_a_pair_compares_true_last_answers_and_several_only_where_they_share_a_r
 def test_a_run_learns_and_saves_the_template_that_is_set(tmp_path, command, name):
     template = str(tmp_path / name) if name == "own.jinja" else name
     (tmp_path / "own.jinja").write_text("own " + TEMPLATES["ChatML"])
-    rows = [{"messages": [user("a"), said("b")], **({"tools": TOOLS} if "tools" in name else {})}] * 4
+    rows = [{"messages": [user("a"), said("b")], **({"tools": [TOOL]} if "tools" in name else {})}] * 4
     recipe = recipe_of(tmp_path, rows)
     steps = ["training.max_steps=2", f"tokenizer.chat_template={template}", "data.validation_fraction=0"]
     assert command("train", recipe, *steps) == 0
@@ -275,9 +269,8 @@ def test_a_run_learns_and_saves_the_template_that_is_set(tmp_path, command, name
     assert saved == data.tokenizer.chat_template and saved != QWEN
     assert learned(data) == ["b"] * 4 or name == "plain"
     assert ("Rain there." in data.tokenizer.decode(data.rows["train"][0]["input_ids"])) == ("tools" in name)
-    whole = data.tokenizer.apply_chat_template(
-        [user("a"), said("b")], return_dict=True, return_assistant_tokens_mask=True
-    )
+    how = {"return_dict": True, "return_assistant_tokens_mask": True}
+    whole = data.tokenizer.apply_chat_template([user("a"), said("b")], **how)
     if name != "own.jinja":  # TRL learns by these marks
         end = EOS if name == "plain" else "<|im_end|>"
         ids = [number for number, own in zip(whole["input_ids"], whole["assistant_masks"]) if own]
@@ -287,23 +280,20 @@ def test_a_run_learns_and_saves_the_template_that_is_set(tmp_path, command, name
 def test_a_checkpoint_keeps_its_tokenizer_under_another_template_and_others_are_refused(tmp_path, command, capsys):
     pair = {"prompt": "a", "chosen": "b", "rejected": "c"}
     recipe = recipe_of(tmp_path, [pair] * 2, kind="preference", prompt_field="prompt")
-    written = yaml.safe_load(recipe.read_text()) | {"tokenizer": {"chat_template": "plain"}}
-    recipe.write_text(yaml.safe_dump(written))
-    data = prepare_data(load_recipe(recipe))
+    data = prepare_data(load_recipe(recipe, ["tokenizer={chat_template: plain}"]))
     assert data.tokenizer.decode(data.rows["train"][0]["input_ids"]).startswith("<|user|>\na" + EOS)
-    assert command("prepare", recipe, "tokenizer.chat_template=chatlm") == 2
+    assert command("prepare", recipe, "tokenizer={chat_template: chatlm}") == 2
     assert "no such file, and no shipped one; did you mean chatml?" in capsys.readouterr().err
     recipe = task_recipe(tmp_path, "sequence_classification", tokenizer={"chat_template": "plain"})
     assert command("prepare", recipe) == 2
     assert "tokenizer.chat_template='plain' has no effect with task.name=sequence_" in capsys.readouterr().err
 
 
-TOOLS = [{"type": "function", "function": {"name": "rain", "description": "Rain there.", "parameters": {}}}]
 CALLED = [user("rain?"), said("", tool_calls=[CALL], reasoning_content="ask"), RESULT, said("much")]
 
 
 def test_calls_are_learned_and_a_finished_model_is_asked_with_its_tools(tmp_path, command):
-    recipe = recipe_of(tmp_path, [{"messages": CALLED, "tools": TOOLS}] * 8, max_length=500)
+    recipe = recipe_of(tmp_path, [{"messages": CALLED, "tools": [TOOL]}] * 8, max_length=500)
     how = ["training.max_steps=6", "tokenizer.chat_template=chatml_tools", "data.validation_fraction=0"]
     assert command("train", recipe, *how) == 0
     call = '<think>\nask\n</think>\n\n<tool_call>\n{"name": "rain", "arguments": {"place": "Oslo"}}\n</tool_call>'
@@ -311,14 +301,14 @@ def test_calls_are_learned_and_a_finished_model_is_asked_with_its_tools(tmp_path
     stops = json.loads((tmp_path / "run" / "generation_config.json").read_text())["eos_token_id"]
     assert stops == [MARKS.index(EOS), MARKS.index("<|im_end|>")]
     model, tokenizer = load_writer(str(tmp_path / "run"))
-    ids = tokenizer.apply_chat_template(CALLED[:1], tools=TOOLS, add_generation_prompt=True, return_tensors="pt")
+    ids = tokenizer.apply_chat_template(CALLED[:1], tools=[TOOL], add_generation_prompt=True, return_tensors="pt")
     assert "Rain there." in tokenizer.decode(ids["input_ids"][0])
     written = model.generate(**ids, do_sample=False, max_new_tokens=12)[0, ids["input_ids"].shape[1] :]
     right = tokenizer.decode(written, skip_special_tokens=True)
-    write_lines(tmp_path / "asked.jsonl", [{"messages": CALLED[:1], "tools": TOOLS}])
+    write_lines(tmp_path / "asked.jsonl", [{"messages": CALLED[:1], "tools": [TOOL]}])
     files = [tmp_path / "asked.jsonl", "--out", tmp_path / "out.jsonl"]
     assert command("predict", tmp_path / "run", *files, "--max-new-tokens", "12") == 0
     assert json.loads((tmp_path / "out.jsonl").read_text())["prediction"] == right
     shown = []
-    converse(model, tokenizer, ["rain?", "/exit"], shown.append, tools=TOOLS, do_sample=False, max_new_tokens=12)
+    converse(model, tokenizer, ["rain?", "/exit"], shown.append, tools=[TOOL], do_sample=False, max_new_tokens=12)
     assert "".join(shown[1:]) == right + "\n"

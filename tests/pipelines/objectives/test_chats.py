@@ -1,6 +1,5 @@
 """Chats as people keep them: what reaches the template, what is learned of it, and what ends an answer."""
 
-import csv
 import json
 from types import SimpleNamespace
 
@@ -10,6 +9,7 @@ import pytest
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import describe_data, prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from people_files import as_csv
 from task_data import on_rows, random_decoder, task_recipe, write_lines
 from tiny_tokenizers import of_bytes
 from tokenizers import AddedToken
@@ -50,6 +50,19 @@ def tokenizer_of(folder, template, marks=("<|im_start|>", "<|im_end|>"), plain=(
     return {"name_or_path": str(folder), "vocab_size": None}
 
 
+def write(path, rows):
+    """A file of rows; what is no text is JSON in .csv, and so are tools in Parquet, as a struct there has fields."""
+    texts = [{key: v if isinstance(v, str) else json.dumps(v) for key, v in row.items()} for row in rows]
+    if path.suffix == ".csv":
+        path.write_text(as_csv(texts), newline="")
+    elif path.suffix == ".parquet":
+        rows = [row | {key: text[key] for key in row if key == "tools"} for row, text in zip(rows, texts)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        write_lines(path, rows)
+    return path
+
+
 @pytest.fixture
 def prepare(tmp_path):
     def run(rows, kind="instruction_tuning", template=CHATML, tokenizer=None, **task):
@@ -68,13 +81,14 @@ def prepare(tmp_path):
     return run
 
 
-def learned(data, number=0):
+def learned(data, number=0, split="train"):
     """(what is read, the texts that are learned) of a row."""
-    row, runs = data.rows["train"][number], [[]]
-    for label in row["labels"].tolist():
+    row, runs = data.rows[split][number], [[]]
+    for token, label in zip(row["input_ids"].tolist(), row["labels"].tolist(), strict=True):
         if label == -100:
             runs.append([])
         else:
+            assert label == token
             runs[-1].append(label)
     return data.tokenizer.decode(row["input_ids"]), [data.tokenizer.decode(run) for run in runs if run]
 
@@ -122,16 +136,7 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS)
 def test_calls_of_tools_are_learned_in_every_form_in_which_they_are_kept(prepare, tmp_path, form, end):
     row = {"tools": [TOOL]} | FORMS[form]
-    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in row.items()}
-    path = tmp_path / f"chats.{end}"
-    if end == "jsonl":
-        write_lines(path, [row])
-    elif end == "csv":
-        with path.open("w", newline="") as file:
-            csv.writer(file).writerows([texts.keys(), texts.values()])
-    else:
-        row |= {"tools": texts["tools"]}  # a table cannot hold a struct without fields
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
+    path = write(tmp_path / f"chats.{end}", [row])
     task = MESSAGES if "messages" in row else {"prompt_field": "prompt", "answer_field": "completion"}
     read, texts = learned(prepare(path, **task))
     assert texts == LEARNED_CALLS and "Rain there." in read and "tool\n7 mm<|im_end|>" in read
@@ -152,13 +157,11 @@ def test_nulls_that_a_table_fills_in_are_not_written_and_counted(prepare):
     assert learned(data)[0].count("null") == 2 and data.rows["train"].notes == []
 
 
-def test_texts_in_parts_are_read_and_other_parts_refused(prepare):
+def test_texts_in_parts_are_read(prepare):
     chat = [user([*parts("a"), parts("b")[0] | {"cache_control": "short"}]), said(parts("c"))]
     data = prepare([{"messages": chat}], **MESSAGES)
     assert "user\na\nb<|im_end|>" in learned(data)[0] and learned(data)[1] == ["c<|im_end|>"]
     assert "cache_control of a part of a message (1 time)" in data.rows["train"].notes[0]
-    with pytest.raises(UserError, match="line 1 holds a message with a part that is no"):
-        prepare([{"messages": [user([*parts("a"), {"type": "image_url", "image_url": "b"}]), said("c")]}], **MESSAGES)
 
 
 @pytest.mark.parametrize("content", [None, "so"])
@@ -240,30 +243,25 @@ def test_an_answer_that_is_marked_so_is_read_but_not_learned(prepare, mark):
     assert data.rows["train"].notes == []
 
 
-def test_marks_that_say_nothing_usable_are_one_sentence(prepare):
-    with pytest.raises(UserError, match=r"line 1 holds a message with weight=0.5; 1 or true learns an answer"):
-        prepare([{"messages": [user("a"), said("b", weight=0.5)]}], **MESSAGES)
-    with pytest.raises(UserError, match="line 1 marks each answer as one not to be learned"):
-        prepare([{"messages": [user("a"), said("b", train=False)]}], **MESSAGES)
+NO_CHATS = ["hello", '{"role": "user"}', '["hello"]', "[{", "[" * 100_000]
+REFUSED = [  # what is said of line 2, and what it holds
+    *[(r"holds str, which is no list of messages \{role, content\}, n", {"messages": text}) for text in NO_CHATS],
+    ("holds a message with a part that is no", {"messages": [user([{"type": "image_url", "url": "b"}]), said("c")]}),
+    ("holds a message with weight=0.5; 1 or true learns an answer", {"messages": [user("a"), said("b", weight=0.5)]}),
+    ("marks each answer as one not to be learned", {"messages": [user("a"), said("b", train=False)]}),
+    ("holds a tool call without the name of its function", with_calls([{"function": {"arguments": {}}}], "")),
+    ("holds a tool call whose arguments are no JSON object", with_calls([{"name": "rain", "arguments": "Oslo"}], "")),
+    ("holds tool_calls str, which is no list of calls", with_calls("rain()", "")),
+    ("holds an empty text of the assistant", with_calls([], "")),
+    ("holds str, which is no list of tools", {"messages": WITH_CALLS, "tools": "a hammer"}),
+]
 
 
-BAD_CALLS = {
-    "a tool call without the name of its function": [{"function": {"arguments": {}}}],
-    "a tool call whose arguments are no JSON object": [{"name": "rain", "arguments": "Oslo"}],
-    "tool_calls str, which is no list of calls": "rain()",
-    "an empty text of the assistant": [],
-}
-
-
-@pytest.mark.parametrize("sentence", BAD_CALLS)
-def test_calls_that_cannot_be_read_are_one_sentence(prepare, sentence):
-    with pytest.raises(UserError, match=f"line 2 holds {sentence}"):
-        prepare([with_calls([CALL]), with_calls(BAD_CALLS[sentence], "")], **MESSAGES)
-
-
-def test_tools_that_cannot_be_read_are_one_sentence(prepare):
-    with pytest.raises(UserError, match=r"task.tools_field='tools' .*line 1 holds str, which is no list of tools"):
-        prepare([{"messages": WITH_CALLS, "tools": "a hammer"}], **MESSAGES)
+@pytest.mark.parametrize("sentence, row", REFUSED)
+def test_a_conversation_that_cannot_be_read_is_one_sentence(prepare, sentence, row):
+    field = "task.tools_field='tools' .*" if "of tools" in sentence else ""
+    with pytest.raises(UserError, match=f"{field}line 2 {sentence}"):
+        prepare([with_calls([CALL]) | {"tools": [TOOL]}, {"tools": [TOOL]} | row], **MESSAGES)
 
 
 def test_what_a_column_of_template_variables_says_reaches_the_template(prepare):

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+import transformers
 from anyformer.pipelines.training.losses.model_loss import loss_of_logits
 from image_data import image_recipe, picture
 from run_folders import facts_of
@@ -56,8 +57,6 @@ def test_the_loss_of_shares_is_that_of_classes_where_one_has_all():
 @pytest.mark.parametrize("native", ["vit", "resnet"])
 def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, command, capsys):
     """Convolutions have no image_size, no layers and no width in their config."""
-    import transformers
-
     heads = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     stages = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic"}
     sizes = {"vit": heads | {"image_size": 12, "patch_size": 4}, "resnet": stages}[native]
@@ -67,16 +66,14 @@ def test_a_native_model_is_fine_tuned_with_its_own_processor(native, tmp_path, c
     processor = kind(size={"height": 12, "width": 12}, image_mean=[0.4], image_std=[0.2])
     processor.save_pretrained(tmp_path / "native")
     recipe = image_recipe(tmp_path, task=FULL, training={"max_steps": 2})
-    text = recipe.read_text()
-    start = text.index("model:")
-    recipe.write_text(text[:start] + f"model: {{name_or_path: {tmp_path / 'native'}}}\n" + text[text.index("task:") :])
-    assert command("train", recipe) == 0
+    start = f"model={{name_or_path: {tmp_path / 'native'}}}"
+    assert command("train", recipe, start) == 0
     saved = json.loads((tmp_path / "run" / "preprocessor_config.json").read_text())
     assert saved["image_mean"] == [0.4] and saved["size"] == {"height": 12, "width": 12}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["id2label"] == {"0": "left", "1": "right"} and config["model_type"] == native
     assert ("mfu" in (tmp_path / "run" / "metrics.jsonl").read_text()) == (native == "vit")
-    assert command("train", recipe, "task.image_fit=crop", "training.output_dir=x") == 2
+    assert command("train", recipe, start, "task.image_fit=crop", "training.output_dir=x") == 2
     assert "cannot be set with model.name_or_path" in capsys.readouterr().err
 
 

@@ -1,18 +1,20 @@
 """Instruction tuning: which tokens are learned, how conversations share rows, what a user may get wrong."""
 
-import csv
 import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from anyformer.pipelines.data.account import Account
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives import chats
 from anyformer.pipelines.objectives.answers import FinishedModel
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.training.models import model_config
 from task_data import on_rows, task_recipe
+from test_chats import learned
 
 SAME = 1e-6  # fp32: attention adds up in another order
 CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -23,35 +25,19 @@ def prepared(tmp_path, **sections):
     return prepare_data(load_recipe(task_recipe(tmp_path, "instruction_tuning", **sections)))
 
 
-def answers_in(tokenizer, input_ids, labels):
-    """The texts of the runs of labels that count."""
-    runs, last = [], None
-    for place, label in enumerate(labels.tolist()):
-        if label != -100:
-            assert label == input_ids[place]
-            if last != place - 1:
-                runs.append([])
-            runs[-1].append(label)
-            last = place
-    return [tokenizer.decode(run) for run in runs]
-
-
 def test_labels_are_exactly_the_answers_and_what_ends_them(tmp_path):
     data = prepared(tmp_path, task={"packing": False}, data={"test_files": None})
     rows, tokenizer = data.rows["validation"], data.tokenizer
     for number, answer in enumerate(rows.texts("answer")):
-        row = rows[number]
-        assert answers_in(tokenizer, row["input_ids"], row["labels"]) == [f"{answer}<|endoftext|>"]
+        read, texts = learned(data, number, "validation")
+        assert texts == [f"{answer}<|endoftext|>"]
         (prompt,) = json.loads(rows.texts("prompt")[number])
         asked = tokenizer.apply_chat_template([prompt], add_generation_prompt=True, tokenize=False)
-        assert tokenizer.decode(row["input_ids"]) == f"{asked}{answer}<|endoftext|>\n"
+        assert read == f"{asked}{answer}<|endoftext|>\n"
         assert prompt["content"].count("\n\n") == 1  # instruction, empty line, input
 
 
 def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
-    import transformers
-    from anyformer.pipelines.training.models import model_config
-
     both = [prepared(tmp_path, task={"packing": packing}, data={"test_files": None}) for packing in (True, False)]
     config = model_config(both[0].objective.recipe, both[0].tokenizer, {})
     torch.manual_seed(0)
@@ -71,30 +57,14 @@ def test_packed_conversations_learn_what_they_learn_alone(tmp_path):
 def test_a_system_message_for_all_and_an_input_of_some_rows_are_read(tmp_path):
     task = {"messages_field": "messages", "system": "Be short.", "packing": False}
     data = prepared(tmp_path, **on_rows(tmp_path, [{"messages": CHAT * 2}] * 12, **task))
-    row = data.rows["train"][0]
-    assert data.tokenizer.decode(row["input_ids"]).startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq")
-    assert len(answers_in(data.tokenizer, row["input_ids"], row["labels"])) == 2
-    task, rows = (
-        {"prompt_field": "prompt", "answer_field": "completion", "packing": False},
-        [{"prompt": "q", "completion": "a"}],
-    )
+    read, texts = learned(data)
+    assert read.startswith("<|system|>\nBe short.<|endoftext|>\n<|user|>\nq") and len(texts) == 2
+    task = {"prompt_field": "prompt", "answer_field": "completion", "packing": False}
+    rows = [{"prompt": "q", "completion": "a"}]
     with pytest.raises(UserError, match=r"task.input_field='more': no such column"):
         prepared(tmp_path, **on_rows(tmp_path, rows * 12, **task, input_field="more"))
     some = prepared(tmp_path, **on_rows(tmp_path, [rows[0] | {"input": "b"}, *rows * 11], **task)).rows["train"]
     assert len(some[0]["input_ids"]) == len(some[1]["input_ids"]) + len("\n\nb")
-
-
-NO_CHATS = {"words": "hello", "an object": '{"role": "user"}', "a list of words": '["hello"]', "half": "[{"}
-NO_CHATS |= {"deep": "[" * 100_000}
-
-
-@pytest.mark.parametrize("text", NO_CHATS.values(), ids=NO_CHATS)
-def test_a_text_among_whole_conversations_that_is_not_their_json_is_refused(tmp_path, text):
-    path = tmp_path / "chats.csv"
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([["messages"], [json.dumps(CHAT)], [text]])
-    with pytest.raises(UserError, match=r"line 3 holds str, which is no list of messages \{role, content\}, n"):
-        prepared(tmp_path, **on_rows(tmp_path, path, messages_field="messages", packing=False))
 
 
 GOOD = {"instruction": "a", "input": "", "output": "b"}

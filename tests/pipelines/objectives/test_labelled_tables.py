@@ -1,7 +1,6 @@
 """Tables of texts and labels as people have them, by the command line: nobody edits the file first."""
 
 import csv
-import io
 import json
 import random
 import re
@@ -10,6 +9,7 @@ from datetime import datetime
 
 import openpyxl
 import pytest
+from people_files import as_csv
 from task_data import CHARACTERS, task_recipe, write_lines
 
 CLASSES = ("Billing", "Login", "Shipping", "Other")
@@ -30,11 +30,7 @@ def tickets(number=60, columns=("Id", "Subject", "Description", "Category"), spe
 
 
 def export(path, rows, delimiter=";", encoding="cp1252"):
-    out = io.StringIO()
-    writer = csv.DictWriter(out, rows[0], delimiter=delimiter)
-    writer.writeheader()
-    writer.writerows(rows)
-    path.write_bytes(out.getvalue().encode(encoding))
+    path.write_bytes(as_csv(rows, delimiter).encode(encoding))
     return path
 
 
@@ -52,7 +48,6 @@ def run(tmp_path, command, capsys):
 
     def ran(do, table, task, *more, of="sequence_classification", name=None, exit_code=0, **data):
         data = {"files": str(table), "validation_fraction": 0.25, "test_files": None} | data
-        data |= {"cache_dir": str(tmp_path / "cache")}
         how = {"task": {"max_length": 64, "name": name or of} | task, "tokenizer": CHARACTERS, "data": data}
         how |= {"training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
         recipe = task_recipe(tmp_path, of, **how)

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from anyformer.pipelines.data.batch_keys import IGNORE_INDEX
+from anyformer.pipelines.data.opening import open_corpora
 from anyformer.pipelines.data.packed_stream import StreamingPackedDataset
 from anyformer.pipelines.data.packing import PackedDataset
-from anyformer.pipelines.errors import UserError
-from anyformer.pipelines.objectives.masked import Masked, MaskedCollator, MaskingSettings
-from anyformer.pipelines.recipes.schema import Recipe
+from anyformer.pipelines.objectives.masked import MaskedCollator, MaskingSettings
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.plugins import objective_of
+from anyformer.pipelines.recipes.compose import load_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
@@ -132,11 +134,6 @@ SECTIONS = {
 
 
 def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp_path):
-    from anyformer.pipelines.data.opening import open_corpora
-    from anyformer.pipelines.objectives.prepare import prepare_data
-    from anyformer.pipelines.plugins import objective_of
-    from anyformer.pipelines.recipes.compose import load_recipe
-
     recipe = load_recipe(str(tiny_recipe(**SECTIONS)))
     data = prepare_data(recipe)
     corpus = open_corpora(recipe.data)["train"]
@@ -153,9 +150,6 @@ def test_a_stream_masks_as_stored_rows_do_and_its_epoch_is_told(tiny_recipe, tmp
 
 
 def test_documents_of_an_encoder_begin_with_cls_and_end_with_sep(tiny_recipe):
-    from anyformer.pipelines.objectives.prepare import prepare_data
-    from anyformer.pipelines.recipes.compose import load_recipe
-
     data = prepare_data(load_recipe(str(tiny_recipe(**SECTIONS))))
     store, tokenizer = data.rows["train"].store, data.tokenizer
     texts = [tokenizer.decode(store.document(i)[1:-1]) for i in range(3)]
@@ -165,13 +159,3 @@ def test_documents_of_an_encoder_begin_with_cls_and_end_with_sep(tiny_recipe):
     assert data.learns().config_fields() == ids == {name: getattr(tokenizer, name) for name in ids}
     batch = data.collator([data.rows["train"][0]])
     assert batch["labels"].max() < len(tokenizer) and tokenizer.mask_token_id in batch["input_ids"]
-
-
-def test_a_tokenizer_without_a_mask_token_is_refused_in_one_sentence():
-    class Maskless(Vocabulary):
-        mask_token_id = None
-
-    objective = Masked(Recipe(objective=Masked.Settings()))
-    with pytest.raises(UserError, match="needs a tokenizer with a mask token; this one has none") as caught:
-        objective.Reads(objective).prepare({"train": None}, Maskless())
-    assert "\n" not in str(caught.value)

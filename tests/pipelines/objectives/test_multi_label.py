@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import transformers
 from anyformer.pipelines.errors import UserError
 from task_data import SUBJECTS, on_rows, task_recipe
 
@@ -31,15 +32,12 @@ def test_several_classes_are_learned_and_answered_by_name(tmp_path, command, cap
     assert metrics["test_f1_micro"] > 0.7 and metrics["test_f1_macro"] > 0.65
     assert metrics["test_accuracy"] <= metrics["test_f1_micro"] and " FILE" in capsys.readouterr().out
 
-    import transformers
-
     classify = transformers.pipeline("text-classification", str(run))
     (found,) = classify(["the man was with the dog"], top_k=None)
     read = classify.tokenizer("the man was with the dog", return_tensors="pt")["input_ids"]
     scores = classify.model(read).logits.sigmoid()[0].tolist()
-    assert {answer["label"]: answer["score"] for answer in found} == pytest.approx(
-        dict(zip(sorted(SUBJECTS), scores)), abs=1e-6
-    )
+    expected = pytest.approx(dict(zip(sorted(SUBJECTS), scores)), abs=1e-6)
+    assert {answer["label"]: answer["score"] for answer in found} == expected
     answers = tmp_path / "answers.jsonl"
     assert command("evaluate", run, "task.threshold=0.9999999", "--predictions", answers) == 0
     first = json.loads(answers.read_text().splitlines()[0])

@@ -25,11 +25,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny_tokenizers import trained_on
 from token_arrays import TokenArrays
+from transformers import GPT2Config, T5Config
 
 SENTENCES = ["ab cd.", " efg!", " hij ab?", " c.", " defghij ab cd ef gh."]
 MODES = ["<|R|>", "<|S|>", "<|X|>"]
 MIDDLES = ["<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"]
-FAMILY = {"fill_in_the_middle": "decoder"}
+FAMILY = {"fill_in_the_middle": "decoder", "masked": "encoder"}
 seeds = st.integers(0, 2**63)
 documents = st.lists(st.lists(st.sampled_from(SENTENCES), min_size=1, max_size=9).map("".join), min_size=1, max_size=5)
 
@@ -232,8 +233,6 @@ def test_a_decoders_masks_are_seen_by_all_and_have_a_token_before_them(letters, 
 
 
 def test_a_checkpoints_config_says_what_reads_the_prefix(tmp_path):
-    from transformers import GPT2Config, T5Config
-
     for config, head in ((GPT2Config(), "AutoModelForCausalLM"), (T5Config(), "AutoModelForSeq2SeqLM")):
         config.save_pretrained(tmp_path / head)
         settings = OBJECTIVES["prefix_lm"].Settings()
@@ -384,11 +383,13 @@ def test_a_tokenizer_without_the_tokens_is_refused_in_one_sentence(tmp_path):
     bare = trained_on("".join(SENTENCES), tmp_path, type="char", framing="eos", sentinels=4)
     for name, sentence in {
         "denoising": "needs a tokenizer with a mask token",
+        "masked": "needs a tokenizer with a mask token; this one has none",
         "mixture_of_denoisers": "leaves out 11 spans a row, but the tokenizer has 4 sentinels",
         "fill_in_the_middle": "needs the token '<|fim_prefix|>', which the tokenizer does not have; add",
     }.items():
-        with pytest.raises(UserError, match=re.escape(sentence)):
+        with pytest.raises(UserError, match=re.escape(sentence)) as error:
             made(name, bare, SENTENCES)
+        assert "\n" not in str(error.value)
     for lacks, sentence in (("pad", "a padding"), ("eos", "an end-of-text")):
         setattr(bare, f"{lacks}_token", None)
         with pytest.raises(UserError, match=f"needs a tokenizer with {sentence} token"):

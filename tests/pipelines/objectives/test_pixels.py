@@ -1,10 +1,12 @@
 """Images as rows of colours, and hidden patches: clusters, rows, runs, completions, probes."""
 
+import io
 import json
 from dataclasses import replace
 
 import numpy as np
 import PIL.Image
+import pyarrow.parquet
 import pytest
 import torch
 import yaml
@@ -19,6 +21,7 @@ from anyformer.pipelines.plugins import objective_of
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import ModelSection
 from image_data import SIZE, image_recipe, pictures
+from run_folders import lines_of
 from transformers.models.auto.image_processing_auto import AutoImageProcessor
 
 from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
@@ -60,10 +63,6 @@ def test_codes_are_those_of_the_saved_processor(prepared, tmp_path, channels):
     assert palette.channels == channels and palette.clusters.shape == (8, 3)
     assert (np.diff(palette.clusters.sum(axis=1)) >= -1e-3).all()  # from dark to bright
     data.processor.save_pretrained(tmp_path / "saved")
-
-    import io
-
-    import pyarrow.parquet
 
     processor = AutoImageProcessor.from_pretrained(tmp_path / "saved")
     table = pyarrow.parquet.read_table(tmp_path / "test.parquet").to_pylist()
@@ -110,8 +109,6 @@ def test_a_row_predicts_every_pixel_from_those_before_it(prepared):
 
 def named_pictures(path, names):
     """A table of images and the names of their classes."""
-    import pyarrow.parquet
-
     table = pyarrow.parquet.read_table(pictures(path, len(names), named=False)).replace_schema_metadata()
     pyarrow.parquet.write_table(table.set_column(1, "label", pyarrow.array(names)), path)
     return str(path)
@@ -191,8 +188,7 @@ def test_masked_patches_are_learned(tmp_path, command, capsys):
     recipe = image_recipe(tmp_path, "mim", training=training, **mim)
     assert command("train", recipe) == 0
     run = tmp_path / "mim"
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    losses = [line["validation_loss"] for line in lines if "validation_loss" in line]
+    losses = [line["validation_loss"] for line in lines_of(run) if "validation_loss" in line]
     assert losses[-1] < losses[0] < 1.2
     assert json.loads((run / "config.json").read_text())["architectures"] == ["AnyformerViTForMaskedImageModeling"]
     assert command("preview", recipe, "--rows", "1") == 0 and "2 of 4 patches hidden" in capsys.readouterr().out
@@ -228,10 +224,7 @@ def test_sizes_of_a_checkpoint_stand_and_others_are_refused(tmp_path):
     recipe = load_recipe(str(pixels_recipe(tmp_path)))
     for settings, says in (
         ({"clusters": 16, "image_size": 8}, "objective.clusters=16 has no effect with model.*.*, which brings 4"),
-        (
-            {"clusters": 4, "image_size": 16},
-            "objective.image_size=16 has no effect with .*, which brings 8; set it to 8",
-        ),
+        ({"clusters": 4, "image_size": 16}, "image_size=16 has no effect with .*, which brings 8; set it to 8"),
     ):
         learned = replace(recipe.objective, **settings)
         pixels = objective_of(replace(recipe, model=ModelSection(name_or_path=str(run)), objective=learned))

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from anyformer.pipelines.data.account import Account
-from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics.significance import kept_comparisons
 from anyformer.pipelines.objectives.answers import FinishedModel
 from anyformer.pipelines.objectives.question_answering import Windows, best_spans
@@ -19,6 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from task_data import CHARACTERS, NAMES, NEUTRAL, contexts, task_recipe, write_lines
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
+
+import anyformer
 
 KIND = "question_answering"
 TOKENIZERS = {
@@ -94,8 +95,6 @@ def test_the_best_spans_are_those_of_all_spans(scores, data, longest, number):
 def test_the_loss_is_the_mean_over_both_ends_of_real_tokens_by_our_head_and_from_any_models_logits(
     prepare, tiny_encoder_config, in_float64, side
 ):
-    import anyformer
-
     data = prepare()
     data.tokenizer.padding_side = side
     collate, rows = data.collator_of(False), data.rows["train"]
@@ -156,11 +155,8 @@ def test_a_model_that_knows_the_tokens_gives_the_answers_in_words_over_all_windo
     nothing = {"question": "what", "context": "the story was long", "answers": {"text": [], "answer_start": []}}
     write_lines(path, [*rows, *[nothing] * 10])
     test = {"test_files": str(path), "files": str(path)}
-    data = prepare(
-        data=test,
-        task={"no_answer": True, "max_length": 40, "stride": 4, "max_answer_length": 16},
-        tokenizer=CHARACTERS,
-    )
+    task = {"no_answer": True, "max_length": 40, "stride": 4, "max_answer_length": 16}
+    data = prepare(data=test, task=task, tokenizer=CHARACTERS)
     windows, scores, answers = data.rows["test"], data.scores(), data.answers()
     assert len(windows) > 100 and data.rows["test"].facts["examples"] == 50
     model = Oracle(windows, null=1)
@@ -216,11 +212,6 @@ def test_a_mistake_in_answers_is_one_sentence_before_training(name, refused):
     refused(rows, {}, says)
 
 
-def test_windows_that_get_nowhere_are_refused(prepare):
-    with pytest.raises(UserError, match=r"task.stride=28 leaves no new token in a window: .* at most 27 works"):
-        prepare("task.stride=28")
-
-
 def test_a_model_learns_to_answer_and_is_measured_again_from_its_folder(tmp_path, command, capsys):
     recipe = task_recipe(
         tmp_path,
@@ -262,10 +253,7 @@ def answers_by_the_documentation(run, questions) -> list[tuple[str, str]]:
 def test_decoders_answer_none_at_their_last_token(tmp_path, command, prepare, capsys):
     model = {"family": "decoder"}
     data = prepare(model=model)
-    row = data.rows["train"][0]
-    assert (
-        Windows(data.objective.settings, data.tokenizer).place_of_no_answer(row["input_ids"].tolist())
-        == len(row["input_ids"]) - 1
-    )
+    ids = data.rows["train"][0]["input_ids"].tolist()
+    assert Windows(data.objective.settings, data.tokenizer).place_of_no_answer(ids) == len(ids) - 1
     assert command("train", task_recipe(tmp_path, "question_answering", model=model), "--dry-run") == 0
     assert "gradients finite" in capsys.readouterr().out

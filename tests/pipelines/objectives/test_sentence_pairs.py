@@ -20,7 +20,11 @@ from anyformer.pipelines.tokenizers.word_marks import WordMarks
 from hypothesis import given
 from hypothesis import strategies as st
 from token_arrays import TokenArrays
+from tokenizers import Tokenizer, models
 from torch.nn import functional
+from transformers import BertConfig, BertForPreTraining
+
+import anyformer
 
 PAD, CLS, SEP, MASK, STOP = range(5)
 WORDS = 60
@@ -36,8 +40,6 @@ class Vocabulary:
     all_special_ids = [PAD, CLS, SEP, MASK]
 
     def __init__(self):
-        from tokenizers import Tokenizer, models
-
         words = [f"##x{i}" if i % 3 == 2 else f"X{i}" for i in range(WORDS)]
         self.entries = ["[PAD]", "[CLS]", "[SEP]", "[MASK]", ".", *words]
         vocabulary = {entry: number for number, entry in enumerate(self.entries)}
@@ -192,8 +194,6 @@ def test_pairs_are_drawn_anew_in_each_epoch_and_a_row_that_fills_up_has_no_answe
 
 
 def test_the_parts_of_the_loss_are_those_of_the_logits(in_float64, tiny_encoder_config):
-    import anyformer
-
     model = anyformer.AnyformerEncoderForPreTraining(tiny_encoder_config(vocab_size=SIZE, type_vocab_size=2)).eval()
     rows = pair_rows([[5, 9, 4, 7, 6], [12, 3, 8]], 24, "next_sentence")
     batch = SentencePairCollator(VOCABULARY, SHARES, 0)(batch_rows(rows, range(len(rows))))
@@ -251,9 +251,8 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
     assert "pair accuracy" in printed and "(95 %:" in printed
     assert "AutoModelForMaskedLM" in (tmp_path / "run" / "README.md").read_text()
 
-    assert (
-        command("evaluate", tmp_path / "run", recipe, "objective.pairs=next_sentence", "--output", tmp_path / "e") == 0
-    )
+    other = ("objective.pairs=next_sentence", "--output", tmp_path / "e")
+    assert command("evaluate", tmp_path / "run", recipe, *other) == 0
     other = json.loads((tmp_path / "e").read_text())
     assert other["recipe"]["objective"]["pairs"] == "next_sentence" and "pair_accuracy" in other["metrics"]
     assert command("evaluate", tmp_path / "run") == 0  # its own recipe again
@@ -263,14 +262,8 @@ def test_a_model_that_learned_the_order_of_sentences_is_asked_for_the_next_one(t
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (
-            ["training.label_smoothing_factor=0.1"],
-            "training.label_smoothing_factor has no effect on a loss of two parts",
-        ),
-        (
-            ["data.files=null", "data.dataset=x", "data.streaming=true", "data.validation_fraction=null"],
-            "may be of any",
-        ),
+        (["training.label_smoothing_factor=0.1"], "label_smoothing_factor has no effect on a loss of two parts"),
+        (["data.files=null", "data.dataset=x", "data.streaming=true", "data.validation_fraction=null"], "may be of an"),
         (["objective.tail=pad"], "no effect with objective.name=sentence_pairs"),
     ],
 )
@@ -281,8 +274,6 @@ def test_what_does_not_go_with_pairs_is_one_sentence(tiny_recipe, overrides, sen
 
 
 def test_models_without_a_head_for_pairs_or_a_second_segment_are_refused():
-    from transformers import BertConfig, BertForPreTraining
-
     objective = SentencePairs(Recipe(objective=SentencePairs.Settings()))
     data = Data(objective, objective.Reads(objective), SimpleNamespace(model_max_length=512))
     tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8, "vocab_size": 9}

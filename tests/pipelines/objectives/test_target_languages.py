@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 import transformers
-import yaml
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.recipes.compose import load_recipe
 from task_data import task_recipe
@@ -62,20 +61,13 @@ def checkpoint(request, tmp_path):
     return folder, AutoTokenizer.from_pretrained(folder)
 
 
-def recipe_on(folder, tmp_path, **sections):
-    recipe = task_recipe(tmp_path, "translation", **sections)
-    document = yaml.safe_load(recipe.read_text()) | {"model": {"name_or_path": str(folder)}, "tokenizer": None}
-    recipe.write_text(yaml.safe_dump(document))
-    return recipe
-
-
 @pytest.mark.parametrize("length", [8, 64])
 def test_rows_are_what_transformers_own_tokenizer_gives_in_training_and_in_prediction(
     checkpoint, tmp_path, monkeypatch, capsys, length
 ):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
     folder, tokenizer = checkpoint
-    data = prepare_data(load_recipe(str(recipe_on(folder, tmp_path, task={"max_length": length}))))
+    recipe = task_recipe(tmp_path, "translation", task={"max_length": length}, tokenizer=None)
+    data = prepare_data(load_recipe(str(recipe), [f"model={{name_or_path: {folder}}}"]))
     rows, answers = data.rows["validation"], data.answers()
     unnamed = getattr(tokenizer, "tgt_lang", "") is None
     assert ("targets are marked as de_DE, as sources are" in capsys.readouterr().err) == unnamed
@@ -92,12 +84,11 @@ def test_rows_are_what_transformers_own_tokenizer_gives_in_training_and_in_predi
         assert asked[-1].count(tokenizer.eos_token_id) == 1  # as in training, a control token in a text is text
 
 
-def test_answers_begin_as_targets_do_in_training(checkpoint, tmp_path, command, monkeypatch):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
+def test_answers_begin_as_targets_do_in_training(checkpoint, tmp_path, command):
     folder, tokenizer = checkpoint
     training = {"max_steps": 1, "output_dir": str(tmp_path / "run"), "learning_rate": 1e-4}
-    recipe = recipe_on(folder, tmp_path, training=training, evaluation={"every_steps": None, "metrics": []})
-    assert command("train", recipe) == 0
+    few = {"tokenizer": None, "training": training, "evaluation": {"every_steps": None, "metrics": []}}
+    assert command("train", task_recipe(tmp_path, "translation", **few), f"model={{name_or_path: {folder}}}") == 0
     saved, generation = (
         json.loads((tmp_path / "run" / f"{name}.json").read_text()) for name in ("config", "generation_config")
     )

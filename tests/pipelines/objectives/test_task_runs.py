@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-import yaml
+import transformers
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from run_folders import assert_same_weights, facts_of, lines_of, saved_weights
 from task_data import task_recipe
@@ -34,24 +34,26 @@ def test_a_classifier_learns_keeps_its_best_and_answers_with_names(tmp_path, com
     assert facts["best_step"] == best and facts["metrics"]["validation_accuracy"] == scores[best]
     assert_same_weights(run, run / f"checkpoint-{best}")  # though save_steps would not have kept it
 
-    import transformers
-
     answer = transformers.pipeline("text-classification", str(run))("a lovely film with two actors")
     assert answer[0]["label"] == "glad"
     card = (run / "README.md").read_text()
     assert "text-classification" in card and "accuracy" in card and "sad, glad" in card
 
 
-EXAMPLES = {
-    "a text": ("sequence_classification", {}, {"text": "your text"}),
+EXAMPLES = {  # name -> task, overrides of its recipe, a row to be answered
+    "a text": ("sequence_classification", [], {"text": "your text"}),
     "a pair": (
         "sentence_similarity",
-        {"name": "sequence_regression", "text_field": "text", "text_pair_field": "other", "max_length": 40},
+        ["task={name: sequence_regression, text_pair_field: other, max_length: 40}"],
         {"text": "your text", "other": "your second text"},
     ),
-    "labels": ("multi_label_classification", {}, {"text": "your text"}),
-    "tags": ("token_classification", {}, {"tokens": ["your", "text"]}),
-    "a gap": ("masked", {}, {"text": "your [MASK] text"}),
+    "labels": ("multi_label_classification", [], {"text": "your text"}),
+    "tags": ("token_classification", [], {"tokens": ["your", "text"]}),
+    "a gap": (
+        "sequence_classification",
+        ["task=null", "objective={name: masked, sequence_length: 32}", "data.test_files=null"],
+        {"text": "your [MASK] text"},
+    ),
 }
 
 
@@ -59,15 +61,8 @@ EXAMPLES = {
     "name", [pytest.param(name, marks=() if name in ("a text", "tags") else pytest.mark.slow) for name in EXAMPLES]
 )
 def test_what_is_printed_at_the_end_and_stands_in_the_card_works(tmp_path, command, capsys, name):
-    kind, task, row = EXAMPLES[name]
-    short = {"training": {"max_steps": 1}, "evaluation": {"every_steps": None}}
-    overrides = []
-    if kind == "masked":
-        overrides = ["task=null", "objective={name: masked, sequence_length: 32}", "data.test_files=null"]
-    recipe = task_recipe(tmp_path, "sequence_classification" if kind == "masked" else kind, **short)
-    if task:
-        whole = yaml.safe_load(recipe.read_text())
-        recipe.write_text(yaml.safe_dump(whole | {"task": task}))
+    kind, overrides, row = EXAMPLES[name]
+    recipe = task_recipe(tmp_path, kind, training={"max_steps": 1}, evaluation={"every_steps": None})
     assert command("train", recipe, *overrides) == 0
     assert f"next: anyformer predict {tmp_path / 'run'} FILE" in capsys.readouterr().out
     (answer,) = anyformer.predict(tmp_path / "run", [row])

@@ -8,11 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import transformers
 from anyformer.pipelines.data import reference
 from anyformer.pipelines.data.sample_ids import without_labels
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives import teacher_model
 from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.objectives.taught_texts import principal
 from anyformer.pipelines.objectives.teacher_losses import TokenLesson
 from anyformer.pipelines.objectives.teacher_model import Teacher
 from anyformer.pipelines.plugins import TEACHERS, objective_of
@@ -21,6 +23,8 @@ from run_folders import lines_of
 from task_data import BAD, GOOD, NEUTRAL, pairs, random_decoder, reviews, tagged, write_lines
 from tiny_tokenizers import of_words
 from torch.nn.functional import cross_entropy
+
+import anyformer
 
 HALF = 2e-3  # stored log-probabilities have 11 bits
 
@@ -106,8 +110,6 @@ def test_what_measures_counts_the_labels_alone(in_float64):
 
 
 def test_stored_rows_hold_what_the_teacher_says_and_are_made_once(student, teacher, let_go, monkeypatch, capsys):
-    import transformers
-
     monkeypatch.setattr(reference, "SHARD_BYTES", 100_000)
     recipe = student(teacher={"stored": True, "top_k": 5, "temperature": 2.0})
     data = prepare_data(load_recipe(recipe), for_training=True)
@@ -184,17 +186,13 @@ def labelled(tmp_path, number=40):
     return {"files": str(tmp_path / "labelled.jsonl"), "validation_fraction": 0.25}
 
 
-def encoder(tmp_path, auto_class, name="teacher", **fields):
+def encoder(tmp_path, auto_class, name="teacher", longest=64, **fields):
     """The folder of an encoder with random weights, and a tokenizer of words that no student has."""
-    import transformers
-
-    import anyformer
-
     anyformer.register()
     special = {"pad": "<pad>", "unk": "<unk>", "mask": "<mask>", "cls": "<cls>", "sep": "<sep>"}
     words = [*special.values(), *NEUTRAL, *GOOD, *BAD]
     tokenizer = of_words(words, **special)
-    tokenizer.model_max_length = 64
+    tokenizer.model_max_length = longest
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": len(words)}
     sizes["initializer_range"] = 0.5  # so that it tells texts apart
     config = transformers.AutoConfig.for_model("anyformer_encoder", **sizes, pad_token_id=0, **fields)
@@ -220,8 +218,6 @@ def task_with_teacher(tiny_recipe, tmp_path, task, folder, data, **teacher):
 
 
 def test_classes_of_texts_without_labels_are_the_teachers(tiny_recipe, tmp_path, let_go):
-    import transformers
-
     data = labelled(tmp_path)
     folder = encoder(tmp_path, "AutoModelForSequenceClassification", **CLASSES)
     task = {"name": "sequence_classification", "max_length": 32}
@@ -280,9 +276,7 @@ def taught_tags(tiny_recipe, tmp_path, **section):
     more[3:3] = [{"tokens": [""]}, {"tokens": []}]
     write_lines(tmp_path / "more.jsonl", [{"tokens": row["tokens"]} for row in more])
     names = {"id2label": dict(enumerate(TAGS)), "label2id": {name: number for number, name in enumerate(TAGS)}}
-    folder = encoder(tmp_path, "AutoModelForTokenClassification", **names)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"model_max_length": 16}))
+    folder = encoder(tmp_path, "AutoModelForTokenClassification", longest=16, **names)
     task = {"name": "token_classification", "max_length": 64, "label_names": ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]}
     data = {"files": str(tmp_path / "tagged.jsonl"), "validation_fraction": 0.25}
     section = {"files": str(tmp_path / "more.jsonl"), "temperature": 2.0, "weight": 0.3} | section
@@ -291,8 +285,6 @@ def taught_tags(tiny_recipe, tmp_path, **section):
 
 @pytest.mark.parametrize("labelled", ["first", "all"])
 def test_tags_of_words_are_the_teachers_where_it_has_read_them(tiny_recipe, tmp_path, labelled):
-    import transformers
-
     more, folder, recipe = taught_tags(tiny_recipe, tmp_path)
     recipe = load_recipe(recipe, [f"task.labelled_token={labelled}"])
     plain = prepare_data(replace(recipe, teacher=None))  # whose rows in the cache have no numbers of words
@@ -395,8 +387,6 @@ def test_a_teacher_reads_no_more_than_it_has_positions_for_and_other_reading_giv
 
 
 def test_vectors_longer_than_the_models_are_their_principal_components():
-    from anyformer.pipelines.objectives.taught_texts import principal
-
     draw = np.random.default_rng(0)
     flat = draw.normal(size=(50, 3)) @ np.linalg.qr(draw.normal(size=(8, 8)))[0][:3]  # of three dimensions in eight
     found = principal(flat, 3)

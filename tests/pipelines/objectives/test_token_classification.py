@@ -3,8 +3,10 @@
 import json
 from itertools import product
 
+import datasets
 import pytest
 import torch
+import transformers
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.metrics import METRICS
 from anyformer.pipelines.objectives.tagged_words import TaggedWords, word_of_each_token
@@ -96,9 +98,8 @@ def test_entities_of_padded_batches_are_seqevals_of_the_sentences(prepare, side)
         batch = collate([rows[i] for i in range(start, min(start + 4, len(rows)))])
         labels, mask = batch["labels"], batch.get("attention_mask", torch.ones_like(batch["labels"]))
         assert (labels[mask == 0] == -100).all()
-        logits = torch.randn(*labels.shape, len(names)) + 2 * torch.nn.functional.one_hot(
-            labels.clamp_min(0), len(names)
-        )
+        right = torch.nn.functional.one_hot(labels.clamp_min(0), len(names))
+        logits = torch.randn(*labels.shape, len(names)) + 2 * right
         every.append(scores.predictions(logits, labels))
         for row, best in zip(labels, logits.argmax(-1)):
             true.append([names[label] for label in row if label >= 0])
@@ -115,8 +116,7 @@ def test_entities_are_the_main_metric_where_tags_mark_some(prepare, tmp_path):
     marked = prepare(tokenizer=CHARACTERS).scores()
     assert next(iter(marked.scored(marked.predictions(logits, labels).numpy()).values)) == "entity_f1"
     rows = [{"tokens": ["a", "b", "c", "d"], "tags": ["NOUN", "VERB", "ADJ", "DET"]}] * 8
-    data = {"files": str(write_lines(tmp_path / "plain.jsonl", rows)), "test_files": None}
-    plain = prepare(data=data, tokenizer=CHARACTERS).scores()
+    plain = prepare(**on_rows(tmp_path, rows)).scores()
     assert plain.scored(plain.predictions(logits, labels).numpy()).values == {"tag_accuracy": 1.0}
 
 
@@ -135,7 +135,7 @@ FORMS = ["{mark}-{kind}", "{mark}_{kind}", "{kind}-{mark}", "{kind}_{mark}"]
 def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_alike(scheme, form, prepare, tmp_path):
     sentences = [[("creative-work", 3), ("", 1), ("PER", 1)], [("PER", 2), ("", 2), ("LOC", 1)], [("", 1), ("LOC", 4)]]
 
-    def rows(scheme, form, odd=()):
+    def rows(scheme, form):
         one, first, middle, last = SPELLED[scheme]
         for sentence in sentences * 6:
             tags = []
@@ -143,13 +143,10 @@ def test_every_scheme_and_spelling_of_the_same_entities_is_learned_and_measured_
                 marks = [one] if length == 1 else [first, *[middle] * (length - 2), last]
                 tags += [form.format(mark=mark, kind=kind) for mark in marks] if kind else ["O"] * length
             yield {"tokens": [f"w{i}" for i in range(len(tags))], "tags": tags}
-        yield from ({"tokens": ["w"], "tags": [tag]} for tag in odd)
 
     found = []
-    for number, (spelling, odd) in enumerate(
-        [((scheme, form), []), (("io" if scheme == "io" else "bio", FORMS[0]), [])]
-    ):
-        sections = on_rows(tmp_path, write_lines(tmp_path / f"{number}.jsonl", rows(*spelling, odd)))
+    for number, spelling in enumerate([(scheme, form), ("io" if scheme == "io" else "bio", FORMS[0])]):
+        sections = on_rows(tmp_path, write_lines(tmp_path / f"{number}.jsonl", rows(*spelling)))
         data = prepare(**sections)
         scores, train = data.scores(), data.rows["train"]
         said = data.reads.describe(data, train)
@@ -176,10 +173,8 @@ def test_odd_tags_among_many_are_named_and_entities_are_still_measured(odd, othe
     labels = torch.tensor([[data.labels.names.index(tag) for tag in rows[7]["tags"]]])
     right = torch.nn.functional.one_hot(labels, len(data.labels.names)).float()
     scored = scores.scored(scores.predictions(right, labels).numpy())
-    assert scored.values == {
-        "entity_f1": float(any(tag[1:2] == "-" and tag != odd for tag in rows[7]["tags"])),
-        "tag_accuracy": 1,
-    }
+    is_marked = any(tag[1:2] == "-" and tag != odd for tag in rows[7]["tags"])
+    assert scored.values == {"entity_f1": float(is_marked), "tag_accuracy": 1}
     report = scores._judged_classes(scored.judged)
     assert {one["name"] for one in report["classes"]} <= {"PER", "LOC"}
 
@@ -222,14 +217,9 @@ def test_a_tagger_learns_and_a_pipeline_finds_its_entities(tmp_path, command, ca
     metrics = json.loads((run / "run.json").read_text())["metrics"]
     assert metrics["test_tag_accuracy"] > 0.95 and f"anyformer predict {run} FILE" in printed
 
-    import transformers
-
     tag = transformers.pipeline("token-classification", str(run), aggregation_strategy="first")
     found = tag("the film with anna maria was long and in paris")
-    assert [(entity["entity_group"], entity["word"].strip()) for entity in found] == [
-        ("PER", "anna maria"),
-        ("LOC", "paris"),
-    ]
+    assert [(one["entity_group"], one["word"].strip()) for one in found] == [("PER", "anna maria"), ("LOC", "paris")]
     assert "token-classification" in (run / "README.md").read_text()
     assert command("preview", recipe) == 0
     assert "/B-PER" in capsys.readouterr().out
@@ -283,8 +273,6 @@ def test_a_pipeline_finds_entities_of_several_tokens_by_the_strategy_of_the_labe
     run, printed = tmp_path / "run", capsys.readouterr().out
     assert "tags: bioes, learned as bio" in printed
 
-    import transformers
-
     tag = transformers.pipeline("token-classification", str(run), aggregation_strategy=strategy)
     for sentence in SENTENCES:
         text = " ".join(text for _, text in sentence)
@@ -310,8 +298,6 @@ def test_spaces_that_are_tokens_are_inside_entities_that_go_on(prepare, tmp_path
 
 
 def test_numbers_of_bioes_tags_are_read_by_their_names_and_learned_as_bio(prepare, tmp_path):
-    import datasets
-
     names = ["O", "S-PER", "B-PER", "I-PER", "E-PER"]
     features = {"tokens": datasets.Sequence(datasets.Value("string"))}
     features = datasets.Features(features | {"tags": datasets.Sequence(datasets.ClassLabel(names=names))})
