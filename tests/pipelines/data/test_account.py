@@ -74,31 +74,17 @@ def test_what_is_usual_needs_no_sentence_and_is_in_the_lines():
     assert unusual(account) == ["not read, and in some rows only: 'lable' (1)"]
 
 
-def test_each_kind_of_thing_has_its_sentence():
+def test_several_files_and_several_reasons_are_one_sentence():
     account = Account()
-    account.left_out("document", "not UTF-8", 2)
-    account.left_out("document", "too long", 1, place="a.txt, line 3", hint="data.max_document_bytes allows more")
+    for name in ("b.csv", "c.csv"):
+        account.read_as("file", name, "cp1252, not UTF-8", hint="if that is wrong, set data.encoding")
     account.left_out("row", "'text' holds null, not text", 2)
     account.left_out("row", "not valid JSON")
-    account.read_as("file", "b.csv", "cp1252, not UTF-8", hint="if that is wrong, set data.encoding")
-    account.read_as("file", "c.csv", "cp1252, not UTF-8", hint="if that is wrong, set data.encoding")
-    account.read_as("control token", "<s>", "ordinary text", 3)
     account.read_as("class", "Billing ", "Billing", 21)
-    account.unused("key", "name of the user", is_usual=False)
-    account.read_as("image", "", "squeezed to 8 x 8, of another aspect ratio", 1, hint="task.image_fit=crop cuts them")
-    account.cut("text", "cut to what the model reads at once", 3, is_usual=False)
-    account.read_as("tag", "X", "of no such scheme, part of no entity", 2)
     assert unusual(account) == [
-        "3 documents skipped: 2 not UTF-8, 1 too long",
-        "too long: a.txt, line 3; data.max_document_bytes allows more",
         "read as cp1252, not UTF-8: b.csv and 1 more; if that is wrong, set data.encoding",
         "3 rows left out (data.bad_rows=skip): 2 'text' holds null, not text; 1 not valid JSON",
-        "control tokens written in the texts are read as ordinary text: <s> (3 times)",
-        "left out, or not written by the chat template: name of the user (1 time)",
         "classes read as others: 'Billing ' as 'Billing' (21)",
-        "3 texts cut to what the model reads at once",
-        "1 image squeezed to 8 x 8, of another aspect ratio; task.image_fit=crop cuts them",
-        "2 tags of no such scheme, part of no entity: 'X' 2",
     ]
 
 

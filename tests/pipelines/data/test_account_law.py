@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import openpyxl
 import PIL.Image
+import pyarrow.parquet
 import pytest
-import transformers
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
 from anyformer.pipelines.plugins import OBJECTIVES
@@ -25,6 +25,7 @@ from anyformer.pipelines.recipes.compose import recipe_from_dict
 from family_variants import a_share
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from native_models import native_model
 from task_data import random_decoder
 from tiny_tokenizers import of_bytes
 
@@ -267,9 +268,6 @@ def as_table(path: Path, rows: list[dict]) -> None:
 
 
 def as_parquet(path: Path, rows: list[dict]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     names = dict.fromkeys(name for row in rows for name in row)
     rows = [{name: row.get(name) for name in names} for row in rows]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -544,10 +542,7 @@ def shared(tmp_path_factory) -> Path:
     tokenizer.save_pretrained(folder / "tokenizer")
     random_decoder(folder / "decoder", **SMALL)
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
-    sizes = {"vocab_size": 400, "num_labels": 2}
-    bert = transformers.BertConfig(**SMALL, **sizes, intermediate_size=8)
-    gpt = transformers.GPT2Config(**sizes, n_embd=8, n_layer=1, n_head=2, n_positions=64)
-    for config, name in zip((bert, gpt), ASKED):
-        getattr(transformers, name)(config).save_pretrained(folder / name)
+    for kind, name in zip(("bert", "gpt2"), ASKED):
+        native_model(kind, name, vocab_size=400).save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
     return folder

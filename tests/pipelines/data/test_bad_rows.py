@@ -7,10 +7,10 @@ from anyformer.pipelines.data.bad_rows import BadRow, bad_rows_of
 from anyformer.pipelines.data.opening import open_examples
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.objectives.prepare import prepare_data
-from anyformer.pipelines.recipes.compose import load_recipe, recipe_from_dict
+from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import DataSection
 from image_data import image_recipe, picture_folder
-from task_data import CHARACTERS, task_recipe, write_lines
+from task_data import CHARACTERS, on_rows, task_recipe, write_lines
 
 GOOD = [{"text": f"a text of number {number}", "label": ("bad", "good")[number % 2]} for number in range(60)]
 BAD = {5: {"text": None, "label": "good"}, 17: {"text": "a text", "label": None}, 18: {"text": 3, "label": "bad"}}
@@ -23,13 +23,8 @@ def rows_with(bad):
 def recipe_of(tmp_path, rows, **data):
     path = write_lines(tmp_path / "rows.jsonl", rows)
     data = {"files": str(path), "test_files": None, "validation_fraction": 0.2, "cache_dir": str(tmp_path)} | data
-    return load_recipe(
-        str(
-            task_recipe(
-                tmp_path, "sequence_classification", data=data, tokenizer=CHARACTERS, evaluation={"metrics": []}
-            )
-        )
-    )
+    sections = {"data": data, "tokenizer": CHARACTERS, "evaluation": {"metrics": []}}
+    return load_recipe(task_recipe(tmp_path, "sequence_classification", **sections))
 
 
 def test_all_bad_rows_are_in_one_message_with_place_reason_and_value(tmp_path):
@@ -72,14 +67,11 @@ def test_skipped_rows_are_counted_by_reason_and_move_no_other_row(tmp_path):
     for reason in ("1 'text' holds null, not text", "1 'label' holds null, which is no class", "holds int, not text"):
         assert reason in said
     assert not whole.rows["train"].notes and "notes" not in whole.facts["train"]
-    opened = {
-        name: open_examples(DataSection(files=str(tmp_path / "rows.jsonl"), validation_fraction=0.2), COLUMNS)
-        for name in ("before", "after")
-    }
-    for split in ("train", "validation"):
-        opened["after"][split].left_out = dict.fromkeys(BAD)
-        before, after = ([index for index, _ in opened[name][split].numbered()] for name in ("before", "after"))
-        assert after == [index for index in before if index not in BAD]
+    opened = open_examples(DataSection(files=str(tmp_path / "rows.jsonl"), validation_fraction=0.2), COLUMNS)
+    for examples in opened.values():
+        before = [index for index, _ in examples.numbered()]
+        examples.left_out = dict.fromkeys(BAD)
+        assert [index for index, _ in examples.numbered()] == [index for index in before if index not in BAD]
 
 
 COLUMNS = {"text_field": "text", "label_field": "label"}
@@ -104,14 +96,10 @@ def test_rows_left_out_of_conversations_are_in_the_notes_and_facts_also_where_ro
     def chat(answer):
         return {"messages": [{"role": "user", "content": "and?"}, {"role": "assistant", "content": answer}]}
 
-    rows = write_lines(tmp_path / "chats.jsonl", [*(chat(f"so {number}") for number in range(20)), chat("")])
-    data = {"files": str(rows), "test_files": None, "validation_fraction": 0, "bad_rows": "skip"}
-    data |= {"cache_dir": str(tmp_path)}
-    task = {"packing": packing, "messages_field": "messages", "prompt_field": None}
-    recipe = task_recipe(
-        tmp_path, "instruction_tuning", task=task, data=data, tokenizer=CHARACTERS, evaluation={"every_steps": None}
-    )
-    prepared = prepare_data(load_recipe(str(recipe)))
+    rows = [*(chat(f"so {number}") for number in range(20)), chat("")]
+    sections = on_rows(tmp_path, rows, packing=packing, messages_field="messages", prompt_field=None)
+    recipe = task_recipe(tmp_path, "instruction_tuning", **sections)
+    prepared = prepare_data(load_recipe(recipe, ["data.bad_rows=skip"]))
     (note,) = prepared.rows["train"].notes
     assert note.startswith("1 row left out (data.bad_rows=skip): 1 'messages' holds an empty text")
     assert prepared.facts["train"]["notes"] == [note] and (len(prepared.rows["train"]) < 20) == packing
@@ -135,19 +123,14 @@ def test_a_split_of_which_no_row_is_left_is_one_sentence(tmp_path, bad, left):
 def test_images_that_cannot_be_read_are_left_out(tmp_path):
     pattern = picture_folder(tmp_path / "pictures")
     (tmp_path / "pictures" / "left" / "zz.png").write_bytes(b"no image")
-    data = {"files": str(pattern), "test_files": None, "validation_fraction": 0, "cache_dir": str(tmp_path)}
-    recipe = load_recipe(str(image_recipe(tmp_path, data=data, evaluation={"every_steps": None})))
+    data = {"files": str(pattern), "test_files": None, "validation_fraction": 0}
+    recipe = load_recipe(image_recipe(tmp_path, data=data, evaluation={"every_steps": None}))
     with pytest.raises(UserError, match=r"zz\.png holds no image .* \(data\.bad_rows=skip leaves the row out\)"):
         prepare_data(recipe)
-    data = prepare_data(recipe.with_(data={"bad_rows": "skip"}))
-    assert data.rows["train"].notes == [
-        "1 row left out (data.bad_rows=skip): 1 'image' holds no image that Pillow can read"
-    ]
+    (note,) = prepare_data(recipe.with_(data={"bad_rows": "skip"})).rows["train"].notes
+    assert note == "1 row left out (data.bad_rows=skip): 1 'image' holds no image that Pillow can read"
 
 
-def test_bad_rows_of_plain_text_is_refused_and_a_saved_recipe_without_it_refuses_rows():
+def test_bad_rows_of_plain_text_is_refused():
     with pytest.raises(UserError, match=r"data\.bad_rows='skip' has no effect with objective\.name=causal"):
         load_recipe("quickstart", data={"bad_rows": "skip"})
-    saved = load_recipe("quickstart").to_dict()
-    del saved["data"]["bad_rows"]
-    assert recipe_from_dict(saved).data.bad_rows == "refuse"

@@ -160,10 +160,7 @@ def test_a_filter_may_lie_in_the_home_folder(files, monkeypatch):
     assert texts(home) == texts(there)
 
 
-def test_a_stream_is_judged_while_it_is_read(files, monkeypatch):
-    import datasets
-
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(files / "hf"))
+def test_a_stream_is_judged_while_it_is_read(files):
     folder = files / "streamed"
     folder.mkdir()
     for path in files.glob("train-*"):
@@ -207,15 +204,10 @@ def test_without_datasketch_near_duplicates_name_the_extra(files, monkeypatch):
         ("quickstart", "{filter: my_filter}", "data.clean.filter='my_filter' names no function"),
         ("quickstart", "{near_duplicate: 0.8}", "did you mean data.clean.near_duplicates?"),
         ("imdb_classify", "{min_length: 9}", "data.clean is of plain text, and task.name=sequence_classification"),
+        ("gpt2_small", "{exact_duplicates: true}", "data.clean.exact_duplicates=true compares all documents before"),
     ],
 )
 def test_settings_of_cleaning_that_mean_nothing_are_one_sentence(recipe, settings, words):
     with pytest.raises(UserError) as raised:
         load_recipe(recipe, [f"data.clean={settings}"])
     assert words in str(raised.value)
-
-
-def test_duplicates_of_a_stream_are_refused():
-    settings = ["data.source=null", "data.dataset=some/where", "data.streaming=true", "training.max_steps=9"]
-    with pytest.raises(UserError, match=r"data\.clean\.exact_duplicates=true compares all documents before"):
-        load_recipe("quickstart", [*settings, "data.clean={exact_duplicates: true}"])

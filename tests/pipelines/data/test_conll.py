@@ -34,9 +34,8 @@ def test_a_line_with_other_columns_is_named_and_may_be_left_out(tmp_path):
     (tmp_path / "a.conll").write_text(TEXT * 20 + "\nno tag at all\n\nRom NNP\n")
     data = {"files": str(tmp_path / "a.conll"), "test_files": None}
     recipe = str(task_recipe(tmp_path, "token_classification", data=data, tokenizer=CHARACTERS))
-    with pytest.raises(
-        UserError, match=r"line \d+ holds 4 instead of 3 columns\n.* line \d+ holds 2 instead of 3 columns"
-    ):
+    both = r"line \d+ holds 4 instead of 3 columns\n.* line \d+ holds 2 instead of 3 columns"
+    with pytest.raises(UserError, match=both):
         prepare_data(load_recipe(recipe))
     rows = prepare_data(load_recipe(recipe, ["data.bad_rows=skip"])).rows
     assert sum(map(len, rows.values())) == 40

@@ -114,21 +114,6 @@ def test_of_one_document_the_end_is_held_back_at_a_line_break(lines_file):
     assert len(validation) == pytest.approx(0.1 * len(train + validation), abs=len(LINES[-1]))
 
 
-def test_own_files_make_the_other_splits_and_nothing_is_held_back(tmp_path, lines_file):
-    (tmp_path / "v.txt").write_text("validation")
-    (tmp_path / "t.txt").write_text("test")
-    data = DataSection(
-        files=str(lines_file), validation_files=str(tmp_path / "v.txt"), test_files=[str(tmp_path / "t.txt")]
-    )
-    corpora = open_corpora(data)
-    assert {split: texts(corpus) for split, corpus in corpora.items()} == {
-        "train": ["".join(LINES)],
-        "validation": ["validation"],
-        "test": ["test"],
-    }
-    assert set(open_corpora(DataSection(files=str(lines_file), validation_fraction=0))) == {"train"}
-
-
 def test_max_documents_counts_before_validation_is_split_off(lines_file):
     data = DataSection(files=str(lines_file), document="line", max_documents=40, validation_fraction=0.2)
     corpora = open_corpora(data)
@@ -396,8 +381,10 @@ def test_a_gigantic_line_is_never_held_in_memory(tmp_path, document):
 # Bad input: one sentence
 
 
-def bad_input(tmp_path):
+def bad_input(tmp_path, hub_folder):
     """name -> (data section, what its sentence must contain)."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
     (tmp_path / "good.txt").write_text("good\n")
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "blank.txt").write_text("\n  \n")
@@ -408,6 +395,9 @@ def bad_input(tmp_path):
 
     def files(name, **settings):
         return DataSection(files=str(tmp_path / name), **settings)
+
+    def hub(folder=hub_folder, **settings):
+        return DataSection(dataset=str(folder), **settings)
 
     good = str(tmp_path / "good.txt")
     return {
@@ -433,10 +423,6 @@ def bad_input(tmp_path):
             DataSection(mixture=[MixtureSource(files=good, validation_fraction=0.1)], validation_files=good),
             ["data.mixture.0.validation_fraction and data.validation_files are both set"],
         ),
-        "mixture split": (
-            DataSection(mixture=[MixtureSource(files=good, validation_split="x")]),
-            ["data.mixture.0.validation_split='x' has no effect without data.mixture.0.dataset"],
-        ),
         "derived": (
             DataSection(mixture=[MixtureSource(files=good, weight=2.0)], derive="next_sentence"),
             ["data.mixture.0.weight=2.0 has no effect with data.derive=next_sentence"],
@@ -446,37 +432,20 @@ def bad_input(tmp_path):
             DataSection(mixture=[MixtureSource(files=good)], max_documents=3),
             ["data.max_documents does not go with data.mixture"],
         ),
+        "no data set": (hub(tmp_path / "nowhere"), ["data.dataset=", "cannot be loaded"]),
+        "saved data set": (hub(tmp_path / "saved"), ["save_to_disk"]),
+        "split of a data set": (hub(split="trein"), ["data.split='trein'", "['train', 'test']"]),
+        "key of a data set": (hub(text_field="txt"), ["data.text_field='txt'", "did you mean text?"]),
+        "type in a data set": (hub(text_field="label"), ["holds int, not text"]),
+        "key of a stream": (hub(text_field="txt", streaming=True), ["data.text_field='txt'"]),
     }
 
 
-def test_every_bad_input_is_one_sentence_that_names_the_field(tmp_path):
-    for name, (data, expected) in bad_input(tmp_path).items():
+def test_every_bad_input_is_one_sentence_that_names_the_field(tmp_path, hub_folder):
+    for name, (data, expected) in bad_input(tmp_path, hub_folder).items():
         with pytest.raises(UserError) as caught:  # as a recipe is read: types and bounds first
             for corpus in open_corpora(build(DataSection, asdict(data), "data")).values():
                 texts(corpus)
         sentence = str(caught.value)
         assert all(part in sentence for part in expected), (name, sentence)
         assert "\n" not in sentence and "data" in sentence, (name, sentence)
-
-
-def test_bad_data_sets_are_one_sentence(hub_folder, tmp_path):
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    (saved / "dataset_info.json").write_text("{}")
-    cases = [
-        (DataSection(dataset=str(tmp_path / "nowhere")), ["data.dataset=", "cannot be loaded"]),
-        (DataSection(dataset=str(saved)), ["save_to_disk"]),
-        (DataSection(dataset=str(hub_folder), split="trein"), ["data.split='trein'", "['train', 'test']"]),
-        (
-            DataSection(dataset=str(hub_folder), validation_split="tests"),
-            ["data.validation_split='tests'", "['train', 'test']"],
-        ),
-        (DataSection(dataset=str(hub_folder), text_field="txt"), ["data.text_field='txt'", "did you mean text?"]),
-        (DataSection(dataset=str(hub_folder), text_field="label"), ["holds int, not text"]),
-        (DataSection(dataset=str(hub_folder), text_field="txt", streaming=True), ["data.text_field='txt'"]),
-    ]
-    for data, expected in cases:
-        with pytest.raises(UserError) as caught:
-            open_corpora(data)
-        assert all(part in str(caught.value) for part in expected), str(caught.value)
-        assert "\n" not in str(caught.value)

@@ -111,14 +111,13 @@ def test_kinds_of_names_are_what_the_tags_say(tmp_path):
     section = DataSection(files=files, validation_fraction=0.0, derive="entity_kinds")
     found = [(row["tokens"], row["tags"]) for _, row in open_examples(section, columns)["train"]]
     assert found == [("Anna saw Rom", ["PER", "LOC"]), ("New York saw", ["LOC"]), ("so", [])]
-    files = str(write_lines(tmp_path / "b.jsonl", [{"tokens": ["a", "b"], "tags": ["O"]}]))
-    with pytest.raises(UserError, match=r"task\.label_field='tags': .*b\.jsonl, line 1 has 1 tags of 2 words"):
-        open_examples(replace(section, files=files), columns)
-    files = str(write_lines(tmp_path / "c.jsonl", [{"tokens": "a b", "tags": ["O"]}]))
-    with pytest.raises(
-        UserError, match=r"task\.text_field='tokens': .*c\.jsonl, line 1 holds str, not a list of words"
+    for words, sentence in (
+        (["a", "b"], r"task\.label_field='tags': .*b\.jsonl, line 1 has 1 tags of 2 words"),
+        ("a b", r"task\.text_field='tokens': .*b\.jsonl, line 1 holds str, not a list of words"),
     ):
-        open_examples(replace(section, files=files), columns)
+        files = str(write_lines(tmp_path / "b.jsonl", [{"tokens": words, "tags": ["O"]}]))
+        with pytest.raises(UserError, match=sentence):
+            open_examples(replace(section, files=files), columns)
 
 
 LISTED = {"context_field": "context", "question_field": None, "choices_field": "choices", "max_length": 96}
@@ -224,12 +223,8 @@ def test_made_examples_lack_the_columns_that_may_be_missing(tmp_path, derive, co
 
 
 def test_conversations_about_docstrings_alternate_and_end_with_an_answer():
-    documents = [
-        Document(MODULE, "json/__init__.py"),
-        Document("no python here!", "a.txt"),
-        Document(MODULE, "_own.py"),
-    ]
-    unfit = Counter()
+    written = {"json/__init__.py": MODULE, "a.txt": "no python here!", "_own.py": MODULE}
+    documents, unfit = [Document(text, name) for name, text in written.items()], Counter()
     found = [row["messages"] for _, row in docstring_conversations(documents, unfit)]
     assert unfit == {"no Python": 1} and len(found) == 2
     for messages in found:

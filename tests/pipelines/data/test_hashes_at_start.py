@@ -29,12 +29,9 @@ def mixture(tiny_recipe, folder, text_file):
 
 
 def rows(tiny_recipe, folder, text_file):
-    files = {
-        "files": str(reviews(folder / "rows.jsonl")),
-        "test_files": str(reviews(folder / "test.jsonl", 20, seed=1)),
-    }
+    data = {"files": str(reviews(folder / "rows.jsonl")), "stratify": True, "validation_fraction": 0.2}
+    data["test_files"] = str(reviews(folder / "test.jsonl", 20, seed=1))
     model = {"family": "encoder", "num_key_value_heads": None}
-    data = files | {"stratify": True, "validation_fraction": 0.2}
     sections = CLASSIFY | {"model": model, "data": data, "evaluation": {"metrics": ["accuracy"]}}
     return tiny_recipe(tokenizer={"type": "char", "vocab_size": None}, **sections), folder / "rows.jsonl"
 

@@ -41,11 +41,7 @@ class Numbers(Rows, Dataset):
     def __init__(self, name: str, size: int, lengths=None):
         self.size, self.fingerprint, self.name, self.account = size, f"{size} of {name}", name, Account()
         self.account.note(f"a note on {name}")
-        self.facts = dict.fromkeys(("rows", "documents"), size) | {
-            "tokens": 11 * size,
-            "bytes": 40 * size,
-            "words": size,
-        }
+        self.facts = dict.fromkeys(("rows", "documents", "words"), size) | {"tokens": 11 * size, "bytes": 40 * size}
         self.row_lengths = lengths
 
     def report(self):

@@ -1,5 +1,6 @@
 """Laws of packing: every prediction once, documents apart, the same rows however they are made."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -176,8 +177,6 @@ def test_words_count_one_more_per_line(text, words):
 
 
 def test_ids_are_stored_in_two_bytes_below_65536_and_in_four_from_there(tmp_path, char_tokenizer):
-    import copy
-
     assert [token_store.token_dtype(size) for size in (2, 65_535, 65_536)] == ["uint16", "uint16", "uint32"]
     tokenizer = copy.deepcopy(char_tokenizer)
     for wanted, dtype in ((65_535, np.uint16), (65_537, np.uint32)):
@@ -247,8 +246,6 @@ def test_a_stream_gives_the_rows_of_stored_data(tmp_path_factory, char_tokenizer
 
 
 def test_bad_input_is_one_sentence(tmp_path, char_tokenizer):
-    import copy
-
     nameless = copy.deepcopy(char_tokenizer)
     nameless.eos_token = nameless.bos_token = nameless.pad_token = None
     store = store_of(["abc def"], char_tokenizer, tmp_path)

@@ -70,14 +70,8 @@ def test_a_recipe_without_the_new_settings_holds_back_the_rows_that_it_always_di
     opened = open_examples(DataSection(files=files, validation_fraction=0.1), COLUMNS, classes="label")
     held = [row["text"] for _, row in opened["validation"]]
     assert held == [f"text {number}" for number in range(200) if rule.part(number) == "validation"]
-    assert opened["validation"].identity()["rule"] == {
-        "fraction": 0.1,
-        "seed": 0,
-        "by_name": False,
-        "window": None,
-        "moved": None,
-        "cut": False,
-    }
+    identity = {"fraction": 0.1, "seed": 0, "by_name": False, "window": None, "moved": None, "cut": False}
+    assert opened["validation"].identity()["rule"] == identity
 
 
 def test_a_saved_recipe_without_the_settings_goes_on_and_one_with_other_parts_does_not(tmp_path):

@@ -117,10 +117,8 @@ def test_a_sheet_of_a_workbook_is_a_table(tmp_path):
     tickets = [list(COLUMNS), rows[0], [None, None, None], *rows[1:], [None] * 5]
     path = workbook(tmp_path / "a.xlsx", Notes=[["a note"]], Tickets=tickets)
     expected = [dict(zip(COLUMNS, row)) for row in rows]
-    assert rows_of(path) == (
-        expected,
-        ["read as the sheet 'Tickets', its first with rows: a.xlsx; if that is wrong, set data.sheet"],
-    )
+    said = "read as the sheet 'Tickets', its first with rows: a.xlsx; if that is wrong, set data.sheet"
+    assert rows_of(path) == (expected, [said])
     assert rows_of(path, sheet="Tickets") == (expected, [])
     with pytest.raises(UserError, match=r"data\.sheet='Tikets': .* has no such sheet; did you mean Tickets\?"):
         rows_of(path, sheet="Tikets")
@@ -160,9 +158,8 @@ def test_a_table_without_names_gets_them_from_the_recipe(tmp_path, has_names):
 
 
 def test_settings_of_how_files_are_read_need_files():
-    for name in ("separator=semicolon", "sheet=Tickets"):
-        with pytest.raises(UserError, match=rf"data\.{name.split('=')[0]}=.* has no effect without data\.files"):
-            name, value = name.split("=")
+    for name, value in {"separator": "semicolon", "sheet": "Tickets", "encoding": "latin-1"}.items():
+        with pytest.raises(UserError, match=rf"data\.{name}=.* has no effect without data\.files"):
             open_corpora(DataSection(source="stdlib", **{name: value}))
     with pytest.raises(UserError, match=r"data\.separator=';' is not one of its choices"):
         recipe_from_dict({"data": {"files": "a.csv", "separator": ";"}, "model": {"family": "encoder"}})

@@ -64,10 +64,9 @@ def shard_folders(cache):
     return sorted(path for path in cache.glob("shards/*/*") if path.name[0] != ".")
 
 
-def test_shards_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, monkeypatch):
+def test_shards_change_no_byte_of_the_store(corpus, tokenizer, tmp_path, request):
     whole = content(store_of(corpus, tokenizer, tmp_path / "whole"))
-    monkeypatch.setattr(tokenization, "SHARD_BYTES", 2000)
-    monkeypatch.setattr(tokenization, "_GROUP", 700)
+    request.getfixturevalue("small_shards")
     store = store_of(corpus, tokenizer, tmp_path / "shards")
     assert content(store) == whole
     notes = unusual(store.account)
@@ -180,7 +179,7 @@ def test_machines_make_each_shard_once_and_the_last_one_joins_them(
 
 
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch):
-    """Of Python and numpy, traced; the slow test below measures whole processes."""
+    """Of Python and numpy, traced."""
     monkeypatch.setattr(tokenization, "SHARD_BYTES", 40_000)
     monkeypatch.setattr(encoding, "_BATCH", 4000)
     monkeypatch.setattr(tokenization, "_GROUP", 4000)

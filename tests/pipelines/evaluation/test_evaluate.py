@@ -18,15 +18,14 @@ from anyformer.pipelines.recipes.recipe_files import shipped
 from anyformer.pipelines.recipes.suite_file import read_suite
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from huggingface_hub import ModelCard
+from native_models import native_model
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe, write_lines
-from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, pipeline
+from transformers import AutoTokenizer, pipeline
 
 import anyformer
 from anyformer_main import main
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
-SIZES |= {"intermediate_size": 64}
 EXAMPLES = {"test": 11, "validation": 33}
 TEST_FILE = "sequence_classification-test.jsonl"
 # fp32 sums in another order, where rows come in batches of another size.
@@ -66,10 +65,14 @@ def stage(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def evaluate(stage, monkeypatch, tmp_path, capsys):
-    """Function: run `anyformer evaluate` on a run and a recipe of the stage; return what it wrote."""
+@pytest.fixture(autouse=True)
+def cache_of_the_stage(stage, monkeypatch):
     monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+
+
+@pytest.fixture
+def evaluate(stage, tmp_path, capsys):
+    """Function: run `anyformer evaluate` on a run and a recipe of the stage; return what it wrote."""
 
     def run(model, task, *arguments):
         model = stage / "runs" / model if (stage / "runs" / model).is_dir() else model
@@ -87,7 +90,6 @@ def evaluate(stage, monkeypatch, tmp_path, capsys):
 @pytest.fixture
 def refused(stage, monkeypatch, capsys):
     """Function: the sentence with which `anyformer evaluate` refuses, having written nothing."""
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
     monkeypatch.chdir(stage)
 
     def run(*arguments):
@@ -111,37 +113,27 @@ def test_a_finished_run_is_evaluated_to_the_numbers_of_its_end(kind, split, stag
     assert result["examples"] == EXAMPLES[split] or kind in ("text", "masked")
 
 
-def test_a_part_held_back_for_the_test_is_measured_as_at_the_end_of_training(stage, monkeypatch, tmp_path):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+def test_a_run_is_measured_on_its_own_recipe_and_the_part_held_back_for_its_test(stage, tmp_path):
     run, output = tmp_path / "run", tmp_path / "result.json"
     parts = ["data.test_files=null", "data.validation_files=null", "data.test_fraction=0.2"]
-    assert (
-        main(["train", str(stage / "classes.yaml"), *parts, "training.max_steps=2", f"training.output_dir={run}"]) == 0
-    )
-    assert main(["evaluate", str(run), "--output", str(output)]) == 0
-    own, trained = json.loads(output.read_text()), json.loads((run / "run.json").read_text())["metrics"]
-    assert own["split"] == "test" and own["examples"] == 32  # of 160
-    assert own["metrics"] == pytest.approx({n: trained[f"test_{n}"] for n in own["metrics"]}, rel=ORDER_OF_SUMS)
-
-
-def test_a_run_is_measured_on_its_own_recipe_where_none_is_named(stage, monkeypatch, tmp_path, refused):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
-    run, output = stage / "runs" / "classes", tmp_path / "own.json"
+    parts += ["training.max_steps=2", f"training.output_dir={run}"]
+    assert main(["train", str(stage / "classes.yaml"), *parts]) == 0
     assert main(["evaluate", str(run), "--output", str(output), "training.per_device_eval_batch_size=4"]) == 0
     own, trained = json.loads(output.read_text()), json.loads((run / "run.json").read_text())["metrics"]
+    assert own["split"] == "test" and own["examples"] == 32 and own["task"] == "classes"  # 32 of 160
     assert own["metrics"] == pytest.approx({n: trained[f"test_{n}"] for n in own["metrics"]}, rel=ORDER_OF_SUMS)
-    assert own["task"] == "classes"
-    checkpoint = next(run.glob("checkpoint-*"))
-    assert own_recipe(str(checkpoint)) == str(run / "recipe.yaml")
-    native = tmp_path / "native"
+
+
+def test_a_checkpoint_has_the_recipe_of_its_run_and_a_model_without_one_is_refused(stage, tmp_path, refused):
+    run, native = stage / "runs" / "classes", tmp_path / "native"
+    assert own_recipe(str(next(run.glob("checkpoint-*")))) == str(run / "recipe.yaml")
     native.mkdir()
     (native / "config.json").write_text('{"model_type": "gpt2"}')
     sentence = refused(native, "task.max_length=8")
     assert "has no recipe.yaml beside it" in sentence and sentence.endswith("evaluate MODEL TASK task.max_length=8")
 
 
-def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, monkeypatch, capsys):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+def test_the_result_is_kept_beside_the_model_and_nothing_else_is_touched(stage, capsys):
     folder = stage / "runs" / "classes"
 
     def contents():
@@ -165,7 +157,6 @@ def test_a_result_is_written_before_a_reader_can_leave(stage, monkeypatch, tmp_p
     def leave(result):
         raise UserError("the reader left")
 
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
     monkeypatch.setattr("anyformer.pipelines.evaluation.evaluate.Evaluation.show", leave)
     files = [tmp_path / "result.json", tmp_path / "answers.jsonl"]
     words = ["--output", str(files[0]), "--predictions", str(files[1])]
@@ -182,7 +173,6 @@ def test_a_part_of_the_examples_is_spread_over_all(evaluate):
     result = evaluate("classes", "classes", "--max-examples", "5", "--split", "validation")
     right = 5 * result["metrics"]["accuracy"]
     assert result["examples"] == 5 and right == pytest.approx(round(right))
-    assert evaluate("texts", "texts", "--max-examples", "3")["examples"] == 3
     part = evaluate("text", "text", "--max-examples", "2")
     assert part["examples"] == 2 and set(part["metrics"]) == {"loss", "perplexity"}  # the others are of a whole text
 
@@ -195,8 +185,7 @@ def test_settings_of_the_task_are_overridden_as_in_training(evaluate):
 
 def test_a_native_classifier_is_evaluated_as_a_plain_loop_would(stage, evaluate, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(stage / "runs" / "classes")
-    torch.manual_seed(3)
-    model = BertForSequenceClassification(BertConfig(vocab_size=len(tokenizer), **SIZES, initializer_range=1.0)).eval()
+    model = native_model("bert", "BertForSequenceClassification", vocab_size=len(tokenizer))
     model.save_pretrained(tmp_path / "native")
     tokenizer.save_pretrained(tmp_path / "native")
     result = evaluate(tmp_path / "native", "classes")
@@ -246,8 +235,7 @@ def test_rows_left_out_move_no_other_row_of_the_predictions(evaluate, stage, tmp
     assert [row["place"] for row in rows] == [f"{file}, line {number + 1}" for number in used]
 
 
-def test_two_models_are_compared_on_one_task(stage, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+def test_two_models_are_compared_on_one_task(stage, capsys, tmp_path):
     other, answers, output = tmp_path / "other", tmp_path / "answers.jsonl", tmp_path / "result.json"
     shutil.copytree(stage / "runs" / "classes", other)
     weights = load_file(other / "model.safetensors")
@@ -277,8 +265,7 @@ def write_suite(path: Path, *entries) -> Path:
     return path
 
 
-def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(stage / "cache"))
+def test_a_suite_is_its_tasks_in_one_table_one_file_and_the_model_card(stage, capsys, tmp_path):
     model = shutil.copytree(stage / "runs" / "classes", tmp_path / "model")
     part = {"recipe": "classes.yaml", "name": "part", "split": "validation", "max_examples": 5}
     suite = write_suite(stage / "both.yaml", "classes.yaml", part | {"evaluation": {"metrics": ["accuracy"]}})
@@ -354,17 +341,14 @@ def test_a_suite_that_cannot_be_done_is_one_sentence_before_anything_is_measured
         (["nowhere/at/all", "text.yaml"], "MODEL=nowhere/at/all: no such folder"),
         (["runs", "text.yaml"], "MODEL=runs: no model in this folder"),
         (["runs/text", "txt.yaml"], "recipe 'txt.yaml': no such file"),
-        (["runs/text", "text.yaml", "--split", "test", "data.test_files=null"], "TASK=text has no test split"),
         (
             ["runs/text", "text.yaml", "evaluation.metrics=[bleu]"],
             "compares texts and is not for objective.name=causal",
         ),
-        (["runs/text", "text.yaml", "model.hidden_size=8"], "model.hidden_size cannot be set"),
         (
             ["runs/classes", "classes.yaml", "--split", "test", "data.test_files=null"],
             "data.test_split, or data.test_fr",
         ),
-        (["runs/classes", "classes.yaml", "evaluation.metrics=[acuracy]"], "did you mean accuracy?"),
         (["runs/classes", "classes.yaml", "--output", "no/such/folder.json"], "the folder no/such does not exist"),
         (["runs/classes", "classes.yaml", "--output", "runs"], "--output runs is a folder"),
         (["runs/classes", "task.max_length=128"], "max_position_embeddings=64"),  # of its own recipe
@@ -385,7 +369,6 @@ def test_a_model_without_the_tasks_head_is_refused_instead_of_measured_at_random
     sentence = refused("runs/masked", "classes.yaml")
     assert sentence.startswith("MODEL=runs/masked was not trained for this: it has no ")
     assert sentence.endswith("train it first, with anyformer train TASK model.name_or_path=runs/masked")
-    assert "cannot be loaded by AutoModelForSeq2SeqLM" in refused("runs/text", "texts.yaml")
 
 
 def test_classes_of_another_name_or_order_are_refused(refused, evaluate):

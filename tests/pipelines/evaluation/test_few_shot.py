@@ -8,9 +8,11 @@ import pytest
 import torch
 from anyformer.pipelines.evaluation.few_shot import BETWEEN, Question, draw_shots, prompt_of
 from anyformer.pipelines.likelihoods.likelihood import encode_pairs, log_likelihoods
+from family_variants import tiny
+from native_models import native_model
 from task_data import task_recipe, write_lines
 from tiny_tokenizers import of_bytes
-from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
+from transformers import GPT2LMHeadModel
 
 import anyformer
 from anyformer_main import main
@@ -25,24 +27,15 @@ def tokenizer():
     return of_bytes((), TEXTS * 3, 300, eos="<|endoftext|>", pad="<|endoftext|>")
 
 
-SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-
-
 def language_model(kind: str, vocabulary: int, positions: int = 96):
-    torch.manual_seed(0)
     if kind == "gpt2":
-        config = GPT2Config(vocab_size=vocabulary, n_embd=32, n_layer=2, n_head=2, n_positions=positions)
-        return GPT2LMHeadModel(config).double().eval()
+        return native_model(kind, vocab_size=vocabulary, n_positions=positions).double()
     if kind == "t5":
-        sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 2}
-        config = T5Config(vocab_size=vocabulary, **sizes, decoder_start_token_id=0)
-        return T5ForConditionalGeneration(config).double().eval()
+        return native_model(kind, "AutoModelForSeq2SeqLM", vocab_size=vocabulary).double()
     fields = {"position_encoding": kind} if kind in ("learned", "alibi") else {}
     fields |= {"attention_pattern": [f"{kind}_attention"]} if kind in ("sliding", "linear") else {}
     fields |= {"sliding_window": 4} if kind == "sliding" else {}
-    config = anyformer.AnyformerDecoderConfig(
-        vocab_size=vocabulary, max_position_embeddings=positions, **fields, **SIZES
-    )
+    config = tiny("decoder", vocab_size=vocabulary, max_position_embeddings=positions, **fields)
     return anyformer.AnyformerDecoderForCausalLM(config).double().eval()
 
 

@@ -41,10 +41,8 @@ def test_a_new_file_is_measured_as_the_run_measures_beside_its_validation(run, t
     assert written.name == "evaluation-recipe-on-new-csv.json" and result["examples"] == 40
     assert result["validation"] == {n: trained[f"validation_{n}"] for n in ("loss", "accuracy")}
     assert "validation of the run" in printed and f"{trained['validation_loss']:.4f}" in printed
-    assert "accuracy" in result["intervals"] and [one["name"] for one in result["classes"]["classes"]] == [
-        "bad",
-        "good",
-    ]
+    names = [one["name"] for one in result["classes"]["classes"]]
+    assert "accuracy" in result["intervals"] and names == CLASSES["label_names"]
     assert "recall" in printed and "surest mistakes" in printed and "new.csv, line" in printed
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
     right = sum(answer["prediction"] == answer["reference"] for answer in answers) / 40
@@ -86,7 +84,6 @@ def test_mistakes_about_new_files_are_one_sentence(run, tmp_path, command, capsy
         ([run, bad], "bad.jsonl, line 1"),
         ([run, tmp_path / "gone*.csv"], "gone*.csv' matches no file"),
         ([run, bad, "--shots", "1"], "--shots takes its solved examples from training data"),
-        ([run, bad, "--split", "validation"], "has no validation split"),
         ([run, pairs], "was not trained for this"),  # a file of minimal pairs, which a classifier cannot score
         ([native, bad], "minimal_pairs"),  # without a recipe a file can only be one of pairs
     ):

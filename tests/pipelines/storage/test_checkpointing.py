@@ -6,16 +6,14 @@ import shutil
 
 import pytest
 import torch
+from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.manifest import find_change
+from anyformer.pipelines.recipes.schema import TrainingSection
 from anyformer.pipelines.storage.atomic import make_sibling_folder, replaced_file, write_atomically
-from anyformer.pipelines.storage.checkpoints import (
-    STAGING,
-    commit,
-    find_last_complete,
-    list_checkpoints,
-    prune,
-)
+from anyformer.pipelines.storage.checkpoints import STAGING, commit, find_last_complete, list_checkpoints, prune
+from anyformer.pipelines.training.checkpoints.resume import check_engine
 from anyformer.pipelines.training.checkpoints.safe_load import find_foreign
+from anyformer.pipelines.training.engines.whole import OneProcess
 from hypothesis import given
 from hypothesis import strategies as st
 from run_folders import make_checkpoint
@@ -56,11 +54,6 @@ def test_what_is_not_this_user_s_own_in_a_checkpoint_is_found(tmp_path, monkeypa
 
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_sharded_checkpoint_of_another_user_is_resumed_by_who_says_so_alone(sharded, tmp_path, monkeypatch):
-    from anyformer.pipelines.errors import UserError
-    from anyformer.pipelines.recipes.schema import TrainingSection
-    from anyformer.pipelines.training.checkpoints.resume import check_engine
-    from anyformer.pipelines.training.engines.whole import OneProcess
-
     checkpoint, engine = make_checkpoint(tmp_path, 4), OneProcess(TrainingSection())
     monkeypatch.setattr("os.geteuid", lambda: os.getuid() + 1)
     engine.reads_pickles = sharded

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -13,9 +14,17 @@ import transformers
 import yaml
 from anyformer.pipelines import adapters, manifest
 from anyformer.pipelines.api import Run
+from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.evaluation import evaluate
 from anyformer.pipelines.experiments import columns
 from anyformer.pipelines.experiments.columns import measure_columns
+from anyformer.pipelines.experiments.samplers import grid
+from anyformer.pipelines.experiments.sweep_file import read_sweep
+from anyformer.pipelines.objectives.prepare import prepare_data
+from anyformer.pipelines.publishing.publish import files_to_publish, open_model_folder
+from anyformer.pipelines.publishing.run_facts import RunFacts
+from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.reporting.comparison import compare_runs
 from anyformer.pipelines.reporting.run_log import read_run
 from anyformer.pipelines.storage.model_folder import write_manifest
@@ -23,15 +32,14 @@ from anyformer.pipelines.storage.record import Record
 from family_variants import a_share
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
+from task_data import task_recipe, write_recipe
+
+import anyformer
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A folder with a finished run of a few steps, its recipe, its text and a suite of one task."""
-    from pydoc_data.topics import topics
-
-    from anyformer.pipelines.cli.commands import main
-
     folder = tmp_path_factory.mktemp("made")
     (folder / "text.jsonl").write_text("".join(json.dumps({"text": topics[n]}) + "\n" for n in sorted(topics)[:24]))
     recipe = {
@@ -39,19 +47,12 @@ def made(tmp_path_factory):
         "tokenizer": {"type": "byte_bpe", "vocab_size": 400},
         "data": {"files": str(folder / "text.jsonl"), "validation_fraction": 0.1},
         "objective": {"name": "causal", "sequence_length": 32},
-        "training": {"output_dir": str(folder / "run"), "max_steps": 4, "save_steps": 2, "logging_steps": 1},
         "evaluation": {"metrics": ["perplexity"], "max_rows": 8},
     }
-    recipe["training"] |= {"bf16": False, "per_device_train_batch_size": 4, "learning_rate": 5e-3}
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
-    (folder / "two.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "description": "one task",
-                "suite": [{"name": "tiny", "recipe": "tiny.yaml", "objective": {"sequence_length": 16}}],
-            }
-        )
-    )
+    training = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 4}
+    write_recipe(folder / "tiny.yaml", recipe, {"training": training})
+    task = {"name": "tiny", "recipe": "tiny.yaml", "objective": {"sequence_length": 16}}
+    (folder / "two.yaml").write_text(yaml.safe_dump({"description": "one task", "suite": [task]}))
     assert main(["train", str(folder / "tiny.yaml")]) == 0
     return folder
 
@@ -104,8 +105,6 @@ def test_a_person_may_write_other_files_and_save_another_model_into_a_run_s_fold
     (run / "notes.txt").write_text("mine")
     (run / "generation_config.json").write_text('{"max_new_tokens": 5}')
     assert command("evaluate", run) == 0
-    import anyformer
-
     anyformer.register()
     model = transformers.AutoModelForCausalLM.from_pretrained(run)
     tokenizer = transformers.AutoTokenizer.from_pretrained(run)
@@ -147,8 +146,6 @@ def test_numbers_that_are_of_other_weights_or_data_are_left_out_and_named(change
     for page in (run / "report.html", place / "both.html"):
         assert ("left out: the model in" in page.read_text()) == (change == "weights")
     if change == "weights":
-        from anyformer.pipelines.publishing.publish import files_to_publish, open_model_folder
-
         files = files_to_publish(open_model_folder(run))
         assert "metrics.jsonl" not in files and "metrics" not in json.loads(files["run.json"])
 
@@ -167,8 +164,6 @@ def test_what_is_shown_reads_a_large_file_only_where_it_was_touched(place, monke
 
 
 def test_the_numbers_of_an_adapter_are_of_its_base_too(place):
-    from anyformer.pipelines.publishing.run_facts import RunFacts
-
     base, adapter = place / "run", place / "adapter"
     adapter.mkdir()
     save_file({"base_model.model.lora_A": torch.ones(2, 2)}, adapter / "adapter_model.safetensors")
@@ -198,10 +193,8 @@ def test_a_finished_run_whose_model_or_data_was_changed_is_completed_again(place
     assert command(*words) == 0 and "finished already" in capsys.readouterr().out
     assert json.loads((run / "generation_config.json").read_text()) == {"max_new_tokens": 5}
     change_weights(run)
-    assert (
-        command(*words) == 0
-        and "the model (now in replaced-1) is not that of the finished run" in capsys.readouterr().err
-    )
+    assert command(*words) == 0
+    assert "the model (now in replaced-1) is not that of the finished run" in capsys.readouterr().err
     assert (run / "model.safetensors").read_bytes() == weights and facts_of(run)["metrics"] == metrics
     assert (run / "replaced-1" / "model.safetensors").read_bytes() != weights
     change_text(test)
@@ -290,17 +283,15 @@ def test_a_step_of_a_story_is_made_again_if_the_step_before_it_was(place, comman
     assert (place / "story" / "corrupt-two" / "model.safetensors").read_bytes() == before
 
 
-@pytest.mark.parametrize("role", a_share(["base", "teacher"], 2))
-def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(role, place, command, monkeypatch, capsys):
+READING = ["model={name_or_path: RUN}", "teacher={name_or_path: RUN, stored: true, top_k: 4}"]
+
+
+@pytest.mark.parametrize("section", a_share(READING, 2), ids=["base", "teacher"])
+def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(section, place, command, monkeypatch, capsys):
     run, cache = place / "run", place / "cache"
     whole = transformers.AutoModelForCausalLM.from_pretrained.__func__
     words = ["train", place / "tiny.yaml", f"training.output_dir={place / 'taught'}", f"data.cache_dir={cache}"]
-    words += [f"tokenizer={{name_or_path: {run}}}"]
-    words += (
-        [f"teacher={{name_or_path: {run}, stored: true, top_k: 4}}"]
-        if role == "teacher"
-        else [f"model={{name_or_path: {run}}}"]
-    )
+    words += [f"tokenizer={{name_or_path: {run}}}", section.replace("RUN", str(run))]
 
     def replaced(cls, name, *args, **kwargs):
         if str(name) == str(run):
@@ -319,8 +310,6 @@ def test_a_model_that_is_replaced_while_it_is_read_leaves_nothing_behind(role, p
 
 
 def test_nothing_is_kept_of_data_that_is_replaced_while_a_model_is_measured(place, command, monkeypatch, capsys):
-    from anyformer.pipelines.evaluation import evaluate
-
     load, text = evaluate.load, place / "text.jsonl"
     monkeypatch.setattr(evaluate, "load", lambda *arguments: change_text(text) or load(*arguments))
     assert command("evaluate", place / "run") == 2
@@ -329,10 +318,6 @@ def test_nothing_is_kept_of_data_that_is_replaced_while_a_model_is_measured(plac
 
 
 def test_a_reference_that_is_replaced_while_it_is_read_leaves_no_log_probabilities(tmp_path, monkeypatch):
-    from anyformer.pipelines.objectives.prepare import prepare_data
-    from anyformer.pipelines.recipes.compose import load_recipe
-    from task_data import task_recipe
-
     recipe = task_recipe(tmp_path, "preference")
     whole = transformers.AutoModelForCausalLM.from_pretrained.__func__
 
@@ -355,9 +340,6 @@ URL = "https://shelf.example/a.txt?X-Amz-Credential=me&X-Amz-Signature="
 
 
 def test_no_signature_or_password_is_in_the_names_and_tables_of_a_sweep(place, command, capsys):
-    from anyformer.pipelines.experiments.samplers import grid
-    from anyformer.pipelines.experiments.sweep_file import read_sweep
-
     urls = json.dumps([f"{URL}5ecre7", "https://shelf.example/b.txt?sig=5ecre7&version=2", "https://u:5ecre7@c/d.txt"])
     names = [one.name for one in grid(read_sweep(str(place / "tiny.yaml"), [f"data.files={urls}"]))]
     assert len(set(names)) == 3 and not any("5ecre7" in name for name in names)
