@@ -72,8 +72,8 @@ def test_kept_figures_take_the_place_of_their_cases_last_ones(benchmark, tmp_pat
         figures = [guard, method.Figure("T=4", "ours", "native", ratio, 1.2, 1.6, 3.0, ">= 1.2", "met")]
         kept.keep("moe", [*figures, method.Figure("T=4", "ours", "other", 2.0)], machine)
     rows = [line for line in kept.RESULTS.read_text(encoding="utf-8").splitlines() if "T=4" in line]
-    assert rows == ["| moe | T=4 | native | 1.250 (1.200-1.600) | >= 1.2 | met | 2026-11-29 abc |"]
-    assert kept.RESULTS.read_text(encoding="utf-8").endswith("|\n\nafter\n")
+    assert rows == ["| moe | T=4 | native | 1.250 (1.200-1.600) | >= 1.2 | met |"]
+    assert kept.RESULTS.read_text(encoding="utf-8").endswith("|\n\nMeasured: moe 2026-11-29 abc.\n\nafter\n")
     assert "another version" not in kept.RESULTS.read_text(encoding="utf-8")
 
 

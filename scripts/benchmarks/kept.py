@@ -10,8 +10,8 @@ from anyformer.pipelines.storage.atomic import write_atomically
 
 FILE = Path(__file__).with_name("measured.json")
 RESULTS = Path(__file__).with_name("RESULTS.md")
-COLUMNS = ("case", "sizes", "ratio to", "ratio (90 % interval)", "goal", "verdict", "measured")
-TABLE = re.compile(rf"^{re.escape(method.line(*COLUMNS))}\n(?:\|.*\n)*", re.MULTILINE)
+COLUMNS = ("case", "sizes", "ratio to", "ratio (90 % interval)", "goal", "verdict")
+TABLE = re.compile(rf"^{re.escape(method.line(*COLUMNS))}\n(?:\|.*\n)*(?:\nMeasured: .*\n)?", re.MULTILINE)
 
 
 def keep(case: str, figures: list[method.Figure], machine: dict[str, str]) -> None:
@@ -23,13 +23,14 @@ def keep(case: str, figures: list[method.Figure], machine: dict[str, str]) -> No
 
 
 def table(measured: dict[str, dict]) -> str:
-    """The figures that have a goal, and the guards that make their case void."""
-    lines = [method.line(*COLUMNS), method.line(*["---"] * len(COLUMNS))]
+    """The figures that have a goal, and when each case was measured."""
+    lines, dates = [method.line(*COLUMNS), f"|{'---|' * len(COLUMNS)}"], []
     for case, facts in measured.items():
-        commit, date = facts["commit"].split("; ")[0], facts["commit"].split("; ")[-1].split()[0]
+        commit, *_, time = facts["commit"].split("; ")
+        dates.append(f"{case} {time.split()[0]} {commit}")
         for figure in (method.Figure(**each) for each in facts["figures"]):
-            if figure.goal != "-" and (figure.variant != method.GUARD or figure.verdict != "valid"):
+            if figure.goal != "-" and figure.variant != method.GUARD:
                 variant = "" if figure.variant == "ours" else f" {figure.variant}"
                 cells = (case + variant, figure.what, figure.peer, figure.words, figure.goal, figure.verdict)
-                lines.append(method.line(*cells, f"{date} {commit}"))
-    return "\n".join(lines) + "\n"
+                lines.append(method.line(*cells))
+    return "\n".join([*lines, "", f"Measured: {'; '.join(dates)}."]) + "\n"
