@@ -139,6 +139,7 @@ def make_masks(
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
     plain = plain and (seen_by_all is None or not config.is_causal)
     one_more = past_key_values is not None and inputs_embeds.shape[1] == 1 and not packed and takes_no_mask(config)
+    one_more = one_more and (attention_mask is None or attention_mask.ndim == 2)
     one_more = one_more and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
         if kind.attention is not None:
@@ -177,7 +178,7 @@ def sees_every_key(attention_mask, past_key_values, layer_idx: int) -> bool:
     past = past_key_values.get_seq_length(layer_idx)
     if past_key_values.get_mask_sizes(1, layer_idx) != (past + 1, 0):  # a static cache has keys of later tokens
         return False
-    return attention_mask is None or (attention_mask.ndim == 2 and bool(attention_mask.all()))
+    return attention_mask is None or bool(attention_mask.all())
 
 
 def fits_window(config, traits: Kind, length: int) -> bool:
