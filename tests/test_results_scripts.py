@@ -56,8 +56,9 @@ def results(repo_root, monkeypatch, tmp_path):
 def test_each_row_of_the_results_has_commands_and_a_run_of_its_own(results):
     """A run of another row would be taken for its own: it is finished."""
     trained: dict[str, tuple] = {}
-    for row in results.rows_of(results.FILE.read_text(encoding="utf-8")):
-        assert row.commands and row.names
+    text = results.FILE.read_text(encoding="utf-8")
+    for row in results.rows_of(text):
+        assert row.commands and row.names and row.line() in text
         for command in row.commands:
             words = shlex.split(command)
             if words[1] == "evaluate":

@@ -24,7 +24,7 @@ class Row:
         return {self.cells[0].replace("`", "")} | ({letter[1]} if letter else set())
 
     def line(self) -> str:
-        return f"| {' | '.join(self.cells)} |".replace("|  |", "| |")
+        return re.sub(r"  +", " ", f"| {' | '.join(self.cells)} |")
 
     def with_figure(self, result: str, measured: str) -> "Row":
         cells = dict(zip(HEADER, self.cells)) | {"result": result, "measured": measured}
