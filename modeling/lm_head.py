@@ -252,7 +252,7 @@ def cross_entropy(logits, labels, reduction: str, label_smoothing: float = 0.0):
 def _add_product(total_VD: torch.Tensor, a_RV: torch.Tensor, b_RD: torch.Tensor) -> None:
     """total += a^T b, summed in fp32 and in place."""
     if a_RV.dtype == total_VD.dtype:
-        total_VD.addmm_(a_RV.t(), b_RD)
+        torch.addmm(total_VD, a_RV.t(), b_RD, out=total_VD)  # torch counts no FLOPs of addmm_
         return
     # CPUs add half precision to fp32 by way of a copy, here of a slice that fits into their cache.
     size = 2048 if total_VD.device.type == "cpu" else total_VD.shape[0]

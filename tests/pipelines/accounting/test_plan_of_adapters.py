@@ -31,7 +31,7 @@ SIZES = {
     "deep": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 16, "vocab_size": 2048},
     "wide": {"hidden_size": 512, "intermediate_size": 1376, "num_hidden_layers": 3, "vocab_size": 8192},
 }
-TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 300}
+TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 300}
 HAS_4_BITS = importlib.util.find_spec("bitsandbytes") is not None
 needs_4_bits = pytest.mark.skipif(not HAS_4_BITS, reason="needs bitsandbytes")
 MMAP_THRESHOLD = -3  # of mallopt: larger blocks go back to the system as soon as they are freed
