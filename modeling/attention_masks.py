@@ -138,22 +138,16 @@ def make_masks(
     # older versions not under torch.compile.  # transformers < 5.23
     plain = attention_mask is None and past_key_values is None and not packed and takes_no_mask(config)
     plain = plain and (seen_by_all is None or not config.is_causal)
-    one_more = past_key_values is not None and inputs_embeds.shape[1] == 1 and not packed and takes_no_mask(config)
-    one_more = one_more and (attention_mask is None or attention_mask.ndim == 2)
-    one_more = one_more and not (torch.compiler.is_compiling() or torch.jit.is_tracing())
     for name, kind in (layer_kinds(config) if kinds is None else kinds).items():
         if kind.attention is not None:
             if attention_mask is not None and attention_mask.ndim == 4:
                 raise ValueError(f"attention_mask has four axes, but {name} layers have no such scores; give (B, S)")
-            lookback = kind.traits.lookback(config)
-            given = attention_mask, past_key_values, document_ids
-            masks[name] = kind.attention.token_positions(lookback, inputs_embeds, *given)
+            given = inputs_embeds, attention_mask, past_key_values, document_ids
+            masks[name] = kind.attention.token_positions(kind.traits.lookback(config), *given)
             continue
         own = kind.mask_function
         hides_nothing = plain and fits_window(config, kind.traits, inputs_embeds.shape[1])
-        if one_more and not kind.traits.windowed:
-            hides_nothing = sees_every_key(attention_mask, past_key_values, kind.index)
-        if own is None and hides_nothing:
+        if own is None and (hides_nothing or (not packed and sees_every_key(kind, **inputs, cache=past_key_values))):
             masks[name] = None
             continue
         overlays = (
@@ -173,10 +167,14 @@ def make_masks(
     return masks
 
 
-def sees_every_key(attention_mask, past_key_values, layer_idx: int) -> bool:
+def sees_every_key(kind: LayerKind, config, inputs_embeds, attention_mask, cache) -> bool:
     """Whether one more token sees all keys of a layer. transformers finds it, too, in a twentieth of a small step."""
-    past = past_key_values.get_seq_length(layer_idx)
-    if past_key_values.get_mask_sizes(1, layer_idx) != (past + 1, 0):  # a static cache has keys of later tokens
+    if kind.traits.windowed or cache is None or inputs_embeds.shape[1] != 1 or not takes_no_mask(config):
+        return False
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or getattr(attention_mask, "ndim", 2) != 2:
+        return False
+    past = cache.get_seq_length(kind.index)
+    if cache.get_mask_sizes(1, kind.index) != (past + 1, 0):  # a static cache has keys of later tokens
         return False
     return attention_mask is None or bool(attention_mask.all())
 
