@@ -84,6 +84,7 @@ def test_mistakes_about_new_files_are_one_sentence(run, tmp_path, command, capsy
         ([run, bad], "bad.jsonl, line 1"),
         ([run, tmp_path / "gone*.csv"], "gone*.csv' matches no file"),
         ([run, bad, "--shots", "1"], "--shots takes its solved examples from training data"),
+        ([run, bad, "--split", "validation"], "has no validation split"),
         ([run, pairs], "was not trained for this"),  # a file of minimal pairs, which a classifier cannot score
         ([native, bad], "minimal_pairs"),  # without a recipe a file can only be one of pairs
     ):
