@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     if not args.names or not set(args.names) <= set(names):
         p.error(f"name some of {', '.join(names)}")
+    if args.keep and args.tiny:
+        p.error("--tiny measures nothing that --keep could keep; leave one of them out")
     torch.set_num_threads(1)
     machine = method.machine()
     print("\n".join(f"{name}: {words}" for name, words in machine.items()), flush=True)
