@@ -1,7 +1,6 @@
 """RMSNorm whose weights are kept as their distance from 1."""
 
 import torch
-from torch.nn.functional import rms_norm
 from transformers import initialization as init
 
 from .block import RMSNorm
@@ -21,6 +20,4 @@ class ZeroCenteredRMSNorm(RMSNorm):
 
     def forward(self, x):
         """(..., D) -> (..., D), in the input's dtype."""
-        wide = torch.promote_types(x.dtype, torch.promote_types(self.weight.dtype, torch.float32))
-        weight = 1 + self.weight.to(wide)
-        return rms_norm(x.to(wide), self.normalized_shape, weight, self.eps).to(x.dtype)
+        return self.normalized(x, 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)))

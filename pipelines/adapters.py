@@ -311,9 +311,22 @@ def check_base(folder: str | Path) -> None:
         raise UserError(f"{folder}: its base {base} has other weights than when it was trained; put those back")
 
 
+def _loaded(auto_class, name_or_path: str, **kwargs):
+    """(a model; what from_pretrained says of the loading). Weights of 4 bits stay as they are on every CPU.
+
+    On a CPU with avx512_bf16 bitsandbytes would pack them anew at the first evaluation, with rounded scales: training
+    would go on with other weights, and layers whose sides are no multiples of 32 and 64 could not be packed.
+    """
+    model, info = auto_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
+    for module in model.modules():
+        if getattr(module, "support_avx512bf16_for_cpu", False):
+            module.support_avx512bf16_for_cpu = False
+    return model, info
+
+
 def _base(auto_class, folder: Path, **kwargs):
     """(the adapter's base, with as large a vocabulary as the adapter has; what from_pretrained says of the loading)."""
-    base, info = auto_class.from_pretrained(base_of(folder), output_loading_info=True, **kwargs)
+    base, info = _loaded(auto_class, base_of(folder), **kwargs)
     table = base.get_input_embeddings()
     name = next(name for name, module in base.named_modules() if module is table)
     shapes = shapes_of(folder)
@@ -388,8 +401,8 @@ def load_model(auto_class, name_or_path: str | Path, output_loading_info: bool =
     learned prompt, which PEFT's own model puts before texts: it is no part of the base's.
     """
     if not is_adapter(name_or_path):
-        name_or_path = native_folder(name_or_path)
-        return auto_class.from_pretrained(name_or_path, output_loading_info=output_loading_info, **kwargs)
+        model, info = _loaded(auto_class, native_folder(name_or_path), **kwargs)
+        return (model, info) if output_loading_info else model
     need_peft(f"{name_or_path} is an adapter and")
     folder = Path(name_or_path).expanduser()
     if "num_virtual_tokens" in _config(folder):
