@@ -162,9 +162,8 @@ class Attention(nn.Module):
 
     def attend(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, **kwargs) -> tuple:
         """Run the backend, as `forward` does: (B, T, H, K) and the weights it keeps."""
-        run = self.own_backend(**kwargs) or ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.implementation(), eager_attention
-        )
+        name = self.implementation()
+        run = self.own_backend(**kwargs) or ALL_ATTENTION_FUNCTIONS.get_interface(name, eager_attention)
         kwargs |= self.backend_arguments()
         return run(self, q_BHTK, k_BGSK, v_BGSK, attention_mask, scaling=self.scaling, **kwargs)
 

@@ -10,7 +10,7 @@ from torch.nn.functional import rms_norm
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from .traits import PARTS, SPARSE, adjustments, block_forms, block_part
+from .traits import PARTS, RULES, SPARSE, adjustments, block_forms, block_part
 
 
 class RMSNorm(nn.RMSNorm):
@@ -27,43 +27,7 @@ class RMSNorm(nn.RMSNorm):
         if x.dtype != weight.dtype:  # torch's function takes one dtype
             wide = torch.promote_types(x.dtype, weight.dtype)
             return self.normalized(x.to(wide), weight.to(wide)).to(x.dtype)
-        # Eager on a CPU torch's function is a dozen passes over x; elsewhere, and for what stands in for it, one kernel.
-        is_slow = x.is_cpu and x.itemsize > 2 and not torch.compiler.is_compiling()
-        if not is_slow or torch.overrides.has_torch_function((x,)):
-            return rms_norm(x, self.normalized_shape, weight, self.eps)
-        return (_RMSNorm.apply if self.training else _RMSNorm.forward)(x, weight, self.eps)
-
-
-class _RMSNorm(torch.autograd.Function):
-    """RMSNorm with a backward pass of few passes over x, which makes what it needs anew from x and the weight."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, weight, eps):
-        return x * _scale(x, eps) * weight
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        x, weight, ctx.eps = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        scale = _scale(x, ctx.eps)
-        products = grad * x
-        grad_weight = None
-        if ctx.needs_input_grad[1]:
-            grad_weight = torch.mv(products.flatten(0, -2).t(), scale.flatten())
-        along_x = torch.mv(products.flatten(0, -2), weight).view_as(scale) * scale**3 / x.shape[-1]
-        return torch.addcmul(grad * weight * scale, x, along_x, value=-1), grad_weight, None
-
-
-def _scale(x, eps):
-    """(..., D) -> (..., 1): 1 / sqrt(mean(x^2) + eps)."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square().div_(x.shape[-1]).add_(eps).rsqrt_()
+        return RULES.get("rms_norm", rms_norm)(x, self.normalized_shape, weight, self.eps)
 
 
 def build_norm(config, size: int | None = None) -> nn.Module:

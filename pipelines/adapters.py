@@ -314,14 +314,28 @@ def check_base(folder: str | Path) -> None:
 def _loaded(auto_class, name_or_path: str, **kwargs):
     """(a model; what from_pretrained says of the loading). Weights of 4 bits stay as they are on every CPU.
 
-    On a CPU with avx512_bf16 bitsandbytes would pack them anew at the first evaluation, with rounded scales: training
-    would go on with other weights, and layers whose sides are no multiples of 32 and 64 could not be packed.
+    On a CPU with avx512_bf16 bitsandbytes would pack them anew at the first evaluation, with rounded scales, and
+    training would go on with other weights. Raises UserError for layers whose weights it reads wrongly there.
     """
     model, info = auto_class.from_pretrained(name_or_path, output_loading_info=True, **kwargs)
-    for module in model.modules():
-        if getattr(module, "support_avx512bf16_for_cpu", False):
+    for name, module in model.named_modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+            check_read_by_cpu(name, module)
     return model, info
+
+
+def check_read_by_cpu(name: str, layer) -> None:
+    """Raise UserError for a layer of 4 bits where bitsandbytes takes the scales of other weights (as of 0.50)."""
+    import torch
+
+    scaled_together = layer.weight.blocksize  # in this CPU's kernel never weights of two rows
+    is_wrong = layer.in_features % scaled_together and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if is_wrong and layer.weight.device.type == "cpu":
+        raise UserError(
+            f"training.lora.base={NF4}: bitsandbytes reads {name} with {layer.in_features} inputs wrongly on this CPU, "
+            f"where a multiple of {scaled_together} is right; take training.lora.base=bfloat16"
+        )
 
 
 def _base(auto_class, folder: Path, **kwargs):

@@ -1,5 +1,7 @@
 """Attention backends for any model of transformers: a mask builder and an attention function in its registries.
 
+Beside them norms.py, the backward pass of our own models' norms on CPUs.
+
 They are chosen by name, `attn_implementation="anyformer"`, once this folder is imported. It does not travel with a
 saved model, which runs sdpa where the package is absent.
 """
@@ -7,6 +9,8 @@ saved model, which runs sdpa where the package is absent.
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
+from ..traits import RULES
+from .norms import rms_norm
 from .tiles import supports_backend, tiles_attention, tiles_mask
 
 NAME = "anyformer"
@@ -24,3 +28,4 @@ def computes(config_class: type, supports: str = "_supports_sdpa") -> bool:
 
 AttentionInterface.register(NAME, tiles_attention)
 AttentionMaskInterface.register(NAME, tiles_mask)
+RULES.update(rms_norm=rms_norm)

@@ -11,14 +11,14 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
-from anyformer.pipelines.adapters import load_merged, load_model
+from anyformer.pipelines.adapters import check_read_by_cpu, load_merged, load_model
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.transformers_logging import unsaid
 from run_folders import facts_of, lines_of
 from safetensors.torch import load_file
-from task_data import task_recipe
+from task_data import random_decoder, task_recipe
 from transformers import LlamaConfig, LlamaForCausalLM
 
 peft = pytest.importorskip("peft")
@@ -29,6 +29,8 @@ BASES = ["float32", "bfloat16", NF4]
 ADAPTER = "adapter_model.safetensors"
 # The merged model computes in fp32 what the adapted one does in bf16, whose steps are 2^-8 of a number: of its logits.
 ROUNDED = 5e-2
+# Inputs of whole blocks of 4 bits, see adapters.check_read_by_cpu.
+SIZES = {"hidden_dropout": 0.0, "hidden_size": 64, "intermediate_size": 128}
 BY_HALVES = 1e-2  # of losses: gradients in bf16, added in another order
 SAME = 1e-6  # of losses: sums in another order
 
@@ -37,7 +39,7 @@ SAME = 1e-6  # of losses: sums in another order
 def start(tmp_path, tiny_recipe, command):
     """The arguments of a training that begins from a small trained decoder, without dropout."""
     base = tmp_path / "base"
-    recipe = tiny_recipe(training={"max_steps": 3, "output_dir": str(base)}, model={"hidden_dropout": 0.0})
+    recipe = tiny_recipe(training={"max_steps": 3, "output_dir": str(base)}, model=SIZES)
     assert command("train", recipe) == 0
     return [recipe, f"model.name_or_path={base}", "training.bf16=true", "training.learning_rate=0.02"]
 
@@ -80,6 +82,8 @@ def test_every_command_loads_the_base_as_its_adapter_was_trained(tmp_path, comma
     how = {"dtype": adapted.dtype} | ({} if quantized is None else {"quantization_config": quantized})
     base_model = auto.from_pretrained(tmp_path / "base", **how)
     plain = peft.PeftModel.from_pretrained(base_model, run).eval()
+    for module in plain.modules():
+        module.support_avx512bf16_for_cpu = False  # with it bitsandbytes rounds the scales of its 4 bits
     assert torch.equal(plain(input_ids=ids).logits, expected)
     # The sum is that of the rounded base and the adapter, in float32.
     fresh = auto.from_pretrained(tmp_path / "base", **how)
@@ -125,7 +129,9 @@ def test_layers_that_are_trained_whole_are_float32_on_a_rounded_base(tmp_path, c
 
 @pytest.mark.skipif(not HAS_4_BITS, reason="needs bitsandbytes")
 def test_the_reference_of_preferences_is_rounded_as_the_trained_model_is(tmp_path, command):
-    recipe = task_recipe(tmp_path, "preference")
+    sizes = SIZES | {"num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 128}
+    base = random_decoder(tmp_path / "of_blocks", **sizes)
+    recipe = task_recipe(tmp_path, "preference", model={"name_or_path": str(base)})
     run = tmp_path / "lora"
     how = [lora("nf4"), f"training.output_dir={run}", "training.max_steps=1", "evaluation.every_steps=1"]
     assert command("train", recipe, *how) == 0
@@ -192,6 +198,16 @@ def test_weights_of_4_bits_are_not_split(asked, base, tiny_recipe, tmp_path):
     splits = base == "nf4" and not asked.endswith("zero2")  # which splits what is trained alone
     with pytest.raises(UserError, match="nf4: weights of few bits cannot be split") if splits else nullcontext():
         engine_for(section).check_base(section.lora)
+
+
+@pytest.mark.skipif(not HAS_4_BITS, reason="needs bitsandbytes")
+def test_layers_whose_4_bits_a_cpu_reads_wrongly_are_named(monkeypatch):
+    from bitsandbytes.nn import Linear4bit
+
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    check_read_by_cpu("up_proj", Linear4bit(128, 96))
+    with pytest.raises(UserError, match="reads down_proj with 96 inputs wrongly"):
+        check_read_by_cpu("down_proj", Linear4bit(96, 128))
 
 
 def test_nf4_without_bitsandbytes_is_one_sentence(start, command, capsys, monkeypatch):
