@@ -20,7 +20,7 @@ const view = () => facts.views[state.view];
 const current = () => view().maps[state.map];
 function share(map, head, query, key) {
   const data = decoded.get(map), q = map.queries.length, k = map.keys.length;
-  const one = (h) => map.largest[h] * (data[(h * q + query) * k + key] / 100) ** 2;
+  const one = (h) => map.largest[h] * (data[(h * q + query) * k + key] / 255) ** 2;
   if (!state.mean) return one(head);
   let sum = 0;
   for (let h = 0; h < map.heads; h++) sum += one(h);
@@ -53,7 +53,7 @@ async function drawGrid() {
     const data = await bytes(map), size = map.queries.length * map.keys.length;
     for (let h = 0; h < map.heads; h++) {
       const cell = make("td"), button = make("button"), canvas = make("canvas");
-      paint(canvas, map, (q, k) => (data[h * size + q * map.keys.length + k] / 100) ** 2);
+      paint(canvas, map, (q, k) => (data[h * size + q * map.keys.length + k] / 255) ** 2);
       const s = map.summary;
       button.setAttribute("aria-label", map.name + ", head " + h + ": entropy " + s.entropy[h] + (s.distance ? ", distance " + s.distance[h] : "") + ", first token " + percent(s.first[h]));
       button.tabIndex = m === state.map && h === state.head ? 0 : -1;

@@ -27,7 +27,7 @@ def shares(shown: dict) -> np.ndarray:
     """The weights of a map on a page, (H, T, S)."""
     levels = np.frombuffer(gzip.decompress(base64.b64decode(shown["data"])), dtype=np.uint8)
     return np.array(shown["largest"])[:, None, None] * (
-        (levels.reshape(shown["heads"], len(shown["queries"]), -1) / 100.0) ** 2
+        (levels.reshape(shown["heads"], len(shown["queries"]), -1) / 255) ** 2
     )
 
 
