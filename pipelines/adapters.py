@@ -30,7 +30,7 @@ from .manifest import (
     sha,
     tensor_shapes,
 )
-from .transformers_logging import errors_only, unsaid
+from .transformers_logging import errors_only
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 ADAPTED_CONFIG = "adapted_config.json"
@@ -179,8 +179,6 @@ def _commit_of(repository: str) -> str | None:
 def need_bitsandbytes(what: str) -> None:
     """Raise UserError, beginning with `what`, where bitsandbytes is not installed."""
     need_package(what, "bitsandbytes", "quantization")
-    with unsaid():  # on each kernel that this machine lacks
-        import bitsandbytes  # noqa: F401
 
 
 def base_arguments(base: str, computed) -> dict[str, Any]:

@@ -5,6 +5,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# It names kernels from the Hub that this machine lacks, whenever PEFT or Trainer import it.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+
 
 @contextmanager
 def errors_only() -> Iterator[None]:

@@ -131,7 +131,7 @@ def time_words(seconds: float) -> str:
     for unit, size in (("years", 365.25 * 86400), ("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:,.1f} {unit}"
-    return f"{seconds:.3g} s"
+    return f"{seconds:.3g} s" if seconds >= 0.001 or not seconds else f"{1e6 * seconds:.3g} µs"
 
 
 def print_plan(plan: "Plan") -> None:

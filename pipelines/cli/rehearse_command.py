@@ -97,7 +97,7 @@ def facts(found: "Rehearsal") -> list[tuple[str, str]]:
     if found.seconds_of:
         times = {name: time_words(seconds) for name, seconds in found.times.items()}
         work = f"matrix products {times['products']}, other operations, at the speed of the memory, {times['memory']}"
-        messages = f"messages {times['beside']} beside them and {times['waited for']} that they wait for"
+        messages = f"messages {times['beside']} beside them, {times['waited for']} waited for"
         rows.append(("time", f"at the data sheet's rates: {work}, {messages}; bound by {found.bound_by}"))
     return rows + [("note", text) for text in found.notes]
 
@@ -109,6 +109,9 @@ def outcome(found: "Rehearsal") -> str:
     )
 
 
+ONCE = "FLOPs without those that are recomputed"
+
+
 def beside(found: "Rehearsal", plan: "Plan") -> str:
     """What `anyformer plan` counts, with the difference from what was rehearsed."""
     states, once = plan.memory.chosen.states, found.rows * found.tokens * found.accumulation
@@ -117,10 +120,10 @@ def beside(found: "Rehearsal", plan: "Plan") -> str:
         "weights": (found.weights_bytes, states.weights),
         "gradients": (found.gradients_bytes, states.gradients),
         "optimizer states": (found.states_bytes, states.optimizer),
-        "FLOPs": (found.flops_once, plan.time.flops_per_token * once / found.mesh.get("tp", 1)),
+        ONCE: (found.flops_once, plan.time.flops_per_token * once / found.mesh.get("tp", 1)),
     }
     said = [
-        (name, f"{four_digits(x / 1e12)} T" if name == "FLOPs" else size_words(x), x / y)
+        (name, f"{four_digits(x / 1e12)} T" if name == ONCE else size_words(x), x / y)
         for name, (y, x) in lines.items()
     ]
     return ", ".join(f"{name} {words} ({share - 1:+.1%})" for name, words, share in said)

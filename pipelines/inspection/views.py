@@ -18,7 +18,7 @@ from .attention_maps import AttentionMap, attention_maps
 from .lens import readings
 from .maps_page import write_page
 
-# Square roots of shares are stored in this many levels, a byte each: fine for small shares, and right to half a point of 100.
+# Square roots of shares are stored in this many levels, a byte each: fine for small shares, right to half a hundredth.
 LEVELS = 255
 
 
