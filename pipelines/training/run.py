@@ -168,7 +168,7 @@ def write_beginning(session: Session, trainer, verdict: Verdict) -> None:
         folder.go_on_from(step_of(verdict.checkpoint), verdict.identity)
         trainer.staging.run_identity = session.identity_text()
     for tracker in trainer.trackers:
-        tracker.run_id = folder.wandb_id
+        tracker.run_id = folder.tracker_id
     folder.write(
         "running",
         world_size=arguments.world_size,

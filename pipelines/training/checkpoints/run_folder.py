@@ -50,18 +50,23 @@ class RunFolder:
 
     data: sizes of the data, and a `fingerprint` that identifies it. versions_by_step: if a run was resumed under other
     package versions, [{"from_step": 0, "torch": ...}, ...], the oldest first. read: the data's files, as data_identity
-    gives them. wandb_id: of the run at Weights & Biases; a resumed run has that of its checkpoint.
+    gives them. tracker_id: of the run at Weights & Biases or Trackio; a resumed run has that of its checkpoint.
     """
 
     recipe: Recipe
     data: dict
     versions_by_step: list[dict[str, Any]] = field(default_factory=list)
     read: dict[str, str | None] = field(default_factory=dict)
-    wandb_id: str = field(default_factory=lambda: secrets.token_hex(4))
+    tracker_id: str = field(default_factory=lambda: secrets.token_hex(4))
 
     @property
     def path(self) -> Path:
         return Path(self.recipe.training.output_dir)
+
+    @property
+    def is_tracked(self) -> bool:
+        """Whether a tracker finds its run by an id."""
+        return any(name in self.recipe.training.report_to for name in ("wandb", "trackio"))
 
     def identity(self) -> dict:
         """The identity that is saved in run.json and in each checkpoint, and compared before a run is resumed."""
@@ -74,7 +79,7 @@ class RunFolder:
             **({"versions_by_step": self.versions_by_step} if self.versions_by_step else {}),
             **({"plugins": loaded_plugins()} if loaded_plugins() else {}),
             **({"chosen": self.recipe.chosen} if self.recipe.chosen else {}),
-            **({"wandb_id": self.wandb_id} if "wandb" in self.recipe.training.report_to else {}),
+            **({"tracker_id": self.tracker_id} if self.is_tracked else {}),
         }
 
     def record(self) -> Record:
@@ -86,7 +91,7 @@ class RunFolder:
 
         Prints a line if other versions are installed now.
         """
-        self.wandb_id = stored.get("wandb_id", self.wandb_id)
+        self.tracker_id = stored.get("tracker_id", self.tracker_id)
         self.versions_by_step = stored.get("versions_by_step") or []
         before = stored.get("versions") or {}
         now = package_versions()

@@ -5,6 +5,7 @@ ends it. It gets the recipe, the samples and the report, and is stored in the ru
 environment variables names another.
 """
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,11 @@ class Wandb(OneRun, WandbCallback):
 
 class Trackio(OneRun, TrackioCallback):
     """A database in output_dir/trackio of a process's first run (or $TRACKIO_DIR, which trackio reads only once)."""
+
+    def setup(self, args, *others, **kwargs):
+        named = copy.copy(args)  # trackio finds a run by its name alone, and seeds of two trainings have the same names
+        named.run_name = f"{args.run_name} {self.run_id}"
+        super().setup(named, *others, **kwargs)
 
     def configure(self, facts: dict[str, Any]) -> None:
         self._trackio.config.update(facts, allow_val_change=True)
