@@ -55,8 +55,8 @@ def test_a_run_in_bf16_is_void_where_the_cpu_has_no_instructions_for_it(benchmar
 def test_a_case_runs_at_tiny_sizes(benchmark, capsys):
     benchmark("run").main(["seq2seq", "--tiny"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(":")[0] for line in lines[:4]] == ["machine", "versions", "commit", "command"]
-    rows = [line.strip("| ").split(" | ") for line in lines[6:]]
+    assert [line.split(":")[0] for line in lines[:6]] == ["machine", "versions", "commit", "time", "load", "command"]
+    rows = [line.strip("| ").split(" | ") for line in lines[8:]]
     assert [row[1] for row in rows] == ["guard", *("native sdpa",) * 2, *("ours",) * 2]
 
 
@@ -66,7 +66,7 @@ def test_kept_figures_take_the_place_of_their_cases_last_ones(benchmark, tmp_pat
         monkeypatch.setattr(kept, name, tmp_path / getattr(kept, name).name)
     table = "\n".join([method.line(*kept.COLUMNS), "|---|", "| of another version |"])
     kept.RESULTS.write_text(f"before\n\n{table}\n\nafter\n", encoding="utf-8")
-    machine = {"machine": "a CPU", "commit": "abc; load 0.1; 2026-11-29 07:00"}
+    machine = {"machine": "a CPU", "commit": "abc", "time": "2026-11-29 07:00"}
     guard = method.Figure("T=4", method.GUARD, "native", 1.0, 0.99, 1.01, goal="0.97-1.03", verdict="valid")
     for ratio in (1.5, 1.25):
         figures = [guard, method.Figure("T=4", "ours", "native", ratio, 1.2, 1.6, 3.0, ">= 1.2", "met")]

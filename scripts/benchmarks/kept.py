@@ -26,8 +26,7 @@ def table(measured: dict[str, dict]) -> str:
     """The figures that have a goal, and when each case was measured."""
     lines, dates = [method.line(*COLUMNS), f"|{'---|' * len(COLUMNS)}"], []
     for case, facts in measured.items():
-        commit, *_, time = facts["commit"].split("; ")
-        dates.append(f"{case} {time.split()[0]} {commit}")
+        dates.append(f"{case} {facts['time'].split()[0]} {facts['commit']}")
         for figure in (method.Figure(**each) for each in facts["figures"]):
             if figure.goal != "-" and figure.variant != method.GUARD:
                 variant = "" if figure.variant == "ours" else f" {figure.variant}"

@@ -249,11 +249,13 @@ def memory(what: str, variant: str, peer: str, peaks: dict[str, int], goal: Goal
 
 
 def machine() -> dict[str, str]:
-    """Machine, versions, commit and command, printed and kept beside every number."""
+    """Machine, versions, commit, time, load and command, printed and kept beside every number."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return {
         "machine": f"{processor_name()}, {os.cpu_count()} cores ({' '.join(instruction_sets())}), {device}",
         "versions": ", ".join(f"{name} {version}" for name, version in package_versions().items()),
-        "commit": f"{commit()}; load {os.getloadavg()[0]:.1f}; {time.strftime('%Y-%m-%d %H:%M')}",
+        "commit": commit(),
+        "time": time.strftime("%Y-%m-%d %H:%M"),
+        "load": f"{os.getloadavg()[0]:.1f}",
         "command": f"python {Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}".rstrip(),
     }
