@@ -125,38 +125,6 @@ def test_padding_changes_no_statistic_of_an_encoder(tiny_encoder_config):
         torch.testing.assert_close(model.model(**batch, output_router_logits=True).router_losses, per_row, **EXACT)
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"num_experts": None}, "num_experts is null"),
-        ({"num_experts_per_tok": 5}, "num_experts_per_tok=5 is more than num_experts=4"),
-        ({"num_experts_per_tok": 1}, "norm_topk_prob=True makes the weight"),
-        ({"mlp_pattern": ["dense"]}, "num_experts=4 is used by no layer"),
-        ({"mlp_pattern": ["spare"]}, r"mlp_pattern=\['spare'\] is not known; known: dense, sparse"),
-        ({"mlp_layer_types": ["sparse"]}, "mlp_layer_types names 1 layers, but num_hidden_layers=2"),
-        ({"mlp_pattern": ["sparse"], "mlp_layer_types": ["dense", "sparse"]}, "say different things"),
-        ({"router_scoring": "tanh"}, "router_scoring='tanh' is not known"),
-        ({"shared_expert_gate": True}, "shared_expert_gate=True needs a shared expert"),
-        ({"n_group": 2}, "n_group=2 and topk_group=None belong together; set both, or leave both null"),
-        ({"n_group": 3, "topk_group": 1}, "n_group=3 does not divide num_experts=4"),
-        (
-            {"n_group": 4, "topk_group": 2, "router_scoring": "sigmoid"},
-            "n_group=4 makes groups of 1, but router_scoring='sigmoid' compares them by their best two experts; at "
-            "most 2 do",
-        ),
-        ({"n_group": 4, "topk_group": 1}, "topk_group=1 must be at most n_group=4, and at least 2: so many groups of"),
-    ],
-)
-def test_what_experts_cannot_be_is_one_sentence(fields, sentence):
-    with pytest.raises(ValueError, match=sentence):
-        AnyformerMoeConfig(**(TINY | fields))
-
-
-def test_a_dense_decoder_refuses_experts(tiny_config):
-    with pytest.raises(ValueError, match="num_experts=4 is not for a dense decoder; use family moe"):
-        tiny_config(num_experts=4)
-
-
 def test_only_families_that_may_hold_experts_have_their_fields():
     """TRL adds a balancing loss to every model whose config has `output_router_logits`."""
     holders = {name for name in dir(anyformer) if hasattr(getattr(anyformer, name), "output_router_logits")}
