@@ -318,7 +318,7 @@ SEQ2SEQS = {
     "switch": T5
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
-    | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
+    | {"router_jitter_noise": 0.0, "num_decoder_layers": 3, "logit_multiplier": 32**-0.5},
     "t5_windows": T5 | WINDOWS,
     "rotary_windows": WINDOW | {"position_encoding": "rotary", "norm_position": "pre", "num_decoder_layers": 3},
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
