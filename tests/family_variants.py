@@ -394,25 +394,6 @@ def labelled_batch(name: str, config, rows: int = 2) -> dict:
     return {key: torch.stack([row[key] for row in each]) for key in each[0]}
 
 
-def padded(rows: list[dict], side: str) -> dict:
-    """Rows (1, T) of different lengths as one batch with its attention_mask."""
-    longest = max(row["input_ids"].shape[1] for row in rows)
-    batch = {}
-    for name in (*rows[0], "attention_mask"):
-        parts = []
-        for row in rows:
-            x = torch.ones_like(row["input_ids"]) if name == "attention_mask" else row[name]
-            missing = longest - x.shape[1]
-            parts.append(torch.nn.functional.pad(x, (0, missing) if side == "right" else (missing, 0)))
-        batch[name] = torch.cat(parts)
-    return batch
-
-
-def packed(rows: list[dict]) -> dict:
-    """Rows (1, T) as documents of one row."""
-    return {name: torch.cat([row[name] for row in rows], dim=1) for name in rows[0]}
-
-
 def positions_of(lengths) -> torch.Tensor:
     return torch.cat([torch.arange(n) for n in lengths])[None]
 

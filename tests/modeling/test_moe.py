@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from family_variants import MIXTURES, TINY_FIELDS, encoder_row, labelled_batch, padded, tiny, tokens
+from anyformer.pipelines.checks.subject import Subject
+from family_variants import MIXTURES, TINY_FIELDS, encoder_row, labelled_batch, tiny, tokens
 
 import anyformer
 from anyformer import (
@@ -118,7 +119,7 @@ def test_padding_changes_no_statistic_of_an_encoder(tiny_encoder_config):
     load = sum(out.router_load * n for out, n in zip(alone, (9, 5))) / 14
     for implementation in ("sdpa", "eager"):
         model.set_attn_implementation(implementation)
-        batch = padded(rows, "right")
+        batch = Subject(model, "masked").padded(rows)
         out = model(**batch, labels=batch["input_ids"], output_router_logits=True)
         torch.testing.assert_close(out.router_load, load)
         per_row = torch.cat([model.model(**row, output_router_logits=True).router_losses for row in rows], dim=1)

@@ -67,17 +67,16 @@ def test_twins_write_the_same_text(name, beams):
 # ------------------------------------------------------------------------------------------ of one architecture only
 
 
-def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which():
+@pytest.mark.parametrize("task", ["", "SequenceClassification", "QuestionAnswering", "TokenClassification", "MaskedLM"])
+def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which(task):
     generator = torch.Generator().manual_seed(3)
     input_ids = torch.randint(3, TOKENS["vocab_size"], (2, 30), generator=generator)
     input_ids[:, [8, 9, 29]] = 2  # a question, two separators, a context, an end
-    for auto_class in ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"):
-        native = native_model("longformer", auto_class)
-        ours = from_native(native)
-        with torch.no_grad():
-            here, there = (model(input_ids) for model in (native, ours))
-        for name in {"logits", "start_logits", "last_hidden_state"} & set(here):
-            torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
+    native = native_model("longformer", f"AutoModelFor{task}" if task else "AutoModel")
+    with torch.no_grad():
+        here, there = (model(input_ids) for model in (native, from_native(native)))
+    for name in {"logits", "start_logits", "last_hidden_state"} & set(here):
+        torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +168,12 @@ CHECKPOINTS = [name for name, row in PUBLISHED.items() if row.model_type]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
 
-def preset_config(name: str, **others):
-    family, fields = load_preset(name)
-    return AutoConfig.for_model(f"anyformer_{family}", **fields, **others)
-
-
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_preset_computes_what_the_published_config_says(name):
+    family, fields = load_preset(name)
     preset, published = (
         {key: value for key, value in effective_fields(config).items() if key not in TOKEN_IDS}
-        for config in (preset_config(name), our_config(PUBLISHED[name].config()))
+        for config in (AutoConfig.for_model(f"anyformer_{family}", **fields), our_config(PUBLISHED[name].config()))
     )
     assert preset == published
 
