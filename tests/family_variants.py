@@ -318,7 +318,7 @@ SEQ2SEQS = {
     "switch": T5
     | NO_LOSS
     | {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "mlp_pattern": ["dense", "sparse"]}
-    | {"router_jitter_noise": 0.0, "num_decoder_layers": 3},
+    | {"router_jitter_noise": 0.0, "num_decoder_layers": 3, "logit_multiplier": 32**-0.5},
     "t5_windows": T5 | WINDOWS,
     "rotary_windows": WINDOW | {"position_encoding": "rotary", "norm_position": "pre", "num_decoder_layers": 3},
     "deep_decoder": T5 | {"num_decoder_layers": 3, "relative_attention_shared": False},
@@ -392,25 +392,6 @@ def labelled_batch(name: str, config, rows: int = 2) -> dict:
     """Rows of `labelled_row` as one batch."""
     each = [labelled_row(name, config, seed) for seed in range(rows)]
     return {key: torch.stack([row[key] for row in each]) for key in each[0]}
-
-
-def padded(rows: list[dict], side: str) -> dict:
-    """Rows (1, T) of different lengths as one batch with its attention_mask."""
-    longest = max(row["input_ids"].shape[1] for row in rows)
-    batch = {}
-    for name in (*rows[0], "attention_mask"):
-        parts = []
-        for row in rows:
-            x = torch.ones_like(row["input_ids"]) if name == "attention_mask" else row[name]
-            missing = longest - x.shape[1]
-            parts.append(torch.nn.functional.pad(x, (0, missing) if side == "right" else (missing, 0)))
-        batch[name] = torch.cat(parts)
-    return batch
-
-
-def packed(rows: list[dict]) -> dict:
-    """Rows (1, T) as documents of one row."""
-    return {name: torch.cat([row[name] for row in rows], dim=1) for name in rows[0]}
 
 
 def positions_of(lengths) -> torch.Tensor:

@@ -51,13 +51,10 @@ def test_every_key_of_a_saved_config_is_read_by_a_model_of_its_family(variant, r
 
 
 @pytest.mark.parametrize("variant", a_share(ZOO, 8), ids=str)
-def test_a_saved_config_comes_back_equal_also_from_a_file_with_all_fields(variant, tmp_path):
+def test_a_saved_config_is_that_of_a_file_with_all_fields(variant, tmp_path):
     config = variant.config()
     config.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path) == type(config)(**config.to_dict())
-    again = AutoConfig.from_pretrained(tmp_path)
-    for name in config.__dataclass_fields__.keys() - {"transformers_version", "dtype"}:
-        assert getattr(again, name, None) == getattr(config, name, None), name
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama3_8b", "bert_base", "t5_small", "vit_base_patch16_224", "gemma3_1b"])

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 import transformers
-from family_variants import DECODERS, ENCODERS, SEQ2SEQS, encoder_row, tiny, tokens
+from family_variants import DECODERS, ENCODERS, SEQ2SEQS, ZOO, encoder_row, tiny, tokens
 from local_hub import WITHOUT_ANYFORMER, LocalHub, run_script, run_without_anyformer
 from native_models import randomise
 from tiny_tokenizers import of_words
@@ -211,17 +211,14 @@ def character_tokenizer():
     return of_words(words, by_characters=True, eos="<|endoftext|>", pad="<|endoftext|>", unk="<|unk|>")
 
 
-@pytest.fixture(params=["decoder", "decoder_with_parts", "moe", "encoder", "seq2seq"])
-def family_model(request, tiny_config, tiny_moe_config, tiny_encoder_config, tiny_seq2seq_config):
+FILES = {"decoder": "decoder-rotary", "decoder_with_parts": "decoder-recurrent", "moe": "moe-mixtral"}
+FILES |= {"encoder": "encoder-bert", "seq2seq": "seq2seq-rotary"}
+
+
+@pytest.fixture(params=FILES)
+def family_model(request):
     """(the file that a folder names, a language model)."""
-    head, make = {
-        "decoder": ("DecoderForCausalLM", tiny_config),
-        "decoder_with_parts": ("DecoderForCausalLM", lambda: tiny_config(segment_length=3, memory_length=4)),
-        "moe": ("MoeForCausalLM", tiny_moe_config),
-        "encoder": ("EncoderForMaskedLM", tiny_encoder_config),
-        "seq2seq": ("Seq2SeqForConditionalGeneration", lambda: tiny_seq2seq_config(position_encoding="rotary")),
-    }[request.param]
-    return request.param, getattr(anyformer, f"Anyformer{head}")(make())
+    return request.param, next(each for each in ZOO if str(each) == FILES[request.param]).model(torch.float32)
 
 
 def test_only_the_needed_code_travels_and_it_imports_only_torch_transformers_and_siblings(family_model, tmp_path):

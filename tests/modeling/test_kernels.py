@@ -1,6 +1,7 @@
 """The backend `anyformer`: any mask of transformers, for any of its models, equal to what it hides nothing of."""
 
 import copy
+from functools import partial
 from itertools import product
 from types import SimpleNamespace
 
@@ -171,17 +172,6 @@ def test_strided_layers_compute_what_eager_attention_does_from_near_and_far_keys
     assert 0 < products[1] < 1.1 * products[0] * keys / length
 
 
-def test_a_strided_model_generates_the_same_from_any_cache():
-    ids = torch.randint(3, 97, (2, 300))
-    mask = torch.ones_like(ids)
-    mask[0, :9] = 0
-    options = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False}
-    expected = strided_model("decoder", "eager").generate(ids, **options)
-    for cache in (None, "static"):
-        got = strided_model("decoder", "anyformer").generate(ids, cache_implementation=cache, **options)
-        assert torch.equal(got, expected)
-
-
 def test_what_transformers_composes_masks_of_is_known_here():
     """Parts that transformers renames would be slow, and nothing would fail."""
     later = {"remap_positions_for_packed_sequence"}  # transformers < 5.23
@@ -269,19 +259,22 @@ def test_native_models_compute_what_they_do_under_transformers_backends(model_ty
         torch.testing.assert_close(got, expected, atol=tolerance * (1 + expected.abs().max().item()), rtol=0)
 
 
-def test_a_native_model_generates_the_same_from_any_cache():
-    config = LlamaConfig(**{name: SMALL[name] for name in ("vocab_size", "hidden_size", "intermediate_size")})
-    config.num_hidden_layers = 2
+def native_llama(backend: str):
+    sizes = {name: SMALL[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
     torch.manual_seed(0)
-    model = LlamaForCausalLM(config).eval()
-    ids = torch.randint(3, 97, (2, 40))
+    return LlamaForCausalLM._from_config(LlamaConfig(**sizes), attn_implementation=backend).eval()
+
+
+@pytest.mark.parametrize("make, length", [(native_llama, 40), (partial(strided_model, "decoder"), 300)])
+def test_a_model_generates_the_same_from_any_cache(make, length):
+    ids = torch.randint(3, 97, (2, length))
     mask = torch.ones_like(ids)
     mask[0, :9] = 0
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(ids, **options)
-    model.set_attn_implementation("anyformer")
+    expected = make("eager").generate(ids, **options)
     for cache in (None, "static"):
-        assert torch.equal(model.generate(ids, cache_implementation=cache, **options), expected)
+        got = make("anyformer").generate(ids, cache_implementation=cache, **options)
+        assert torch.equal(got, expected)
 
 
 def test_a_class_that_computes_scores_by_itself_refuses_the_backend():

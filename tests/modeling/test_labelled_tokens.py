@@ -4,7 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-from family_variants import ENCODERS, FP32, a_share, close, encoder_row, gradients_of, packed, padded
+from anyformer.pipelines.checks.subject import Subject
+from family_variants import ENCODERS, FP32, a_share, close, encoder_row, gradients_of
 from native_models import randomise
 
 from anyformer import (
@@ -23,17 +24,18 @@ def model_of(config):
     return randomise(AnyformerEncoderForMaskedLM(config)).double().train()
 
 
-def batch_of(config, kind: str) -> dict:
+def batch_of(model, kind: str) -> dict:
     """Rows of LENGTHS, padded or packed, or whole rows of one length; a third of the real tokens has labels.
 
     With padding on the left so has padding, which nobody should do: it counts as zeros do.
     """
-    rows = [encoder_row(config, 12 if kind == "whole" else length, seed) for seed, length in enumerate(LENGTHS)]
+    subject = Subject(model, "masked")
+    rows = [encoder_row(model.config, 12 if kind == "whole" else length, seed) for seed, length in enumerate(LENGTHS)]
     for row in rows:
         row["labels"] = row["input_ids"].where(torch.arange(row["input_ids"].shape[1]) % 3 == 1, -100)
     if kind == "packed":
-        return packed(rows) | {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]}
-    batch = padded(rows, kind if kind != "whole" else "right")
+        return subject.packed(rows)
+    batch = subject.padded(rows, kind if kind != "whole" else "right")
     if kind == "right":
         batch["labels"] = batch["labels"].where(batch["attention_mask"] == 1, -100)
     return batch
@@ -54,7 +56,7 @@ KINDS = ("whole", "right", "left", "packed")
 @pytest.mark.parametrize("name, kind", a_share(product([name for name in ENCODERS if name not in OF_ALL], KINDS), 5))
 def test_loss_and_gradients_are_those_of_a_last_layer_of_all_tokens(tiny_encoder_config, monkeypatch, name, kind):
     model = model_of(tiny_encoder_config(**ENCODERS[name]))
-    batch = batch_of(model.config, kind)
+    batch = batch_of(model, kind)
     ours, grads = model(**batch).loss, gradients_of(model, lambda: model(**batch).loss)
     assert rows_of_last_mlp(model, lambda: model(**batch)) == (batch["labels"] != -100).sum()
     monkeypatch.setattr(AnyformerEncoderForMaskedLM, "labelled_tokens", lambda *args, **kwargs: None)
@@ -68,14 +70,14 @@ def test_loss_and_gradients_are_those_of_a_last_layer_of_all_tokens(tiny_encoder
 @pytest.mark.parametrize("name", OF_ALL)
 def test_layers_that_are_read_elsewhere_compute_all_tokens(tiny_encoder_config, name):
     model = model_of(tiny_encoder_config(**ENCODERS[name]))
-    batch = batch_of(model.config, "whole")
+    batch = batch_of(model, "whole")
     assert not model.keeps_labelled_tokens
     assert rows_of_last_mlp(model, lambda: model(**batch)) == batch["labels"].numel()
 
 
 def test_logits_and_hidden_states_are_of_all_tokens(tiny_encoder_config):
     model = model_of(tiny_encoder_config())
-    batch = batch_of(model.config, "whole")
+    batch = batch_of(model, "whole")
     assert model(**batch, return_logits=True).logits.shape[:2] == batch["labels"].shape
     states = model(**batch, output_hidden_states=True).hidden_states
     assert all(x.shape[:2] == batch["labels"].shape for x in states) and states[-1].ne(0).any(-1).all()
@@ -91,7 +93,7 @@ def test_sentence_pairs_read_the_first_token_too_or_the_mean_of_all(
     torch.manual_seed(0)
     config = tiny_encoder_config(pooler_type=pooler_type)
     model = randomise(AnyformerEncoderForPreTraining(config)).double().train()
-    batch = batch_of(config, "whole") | {"next_sentence_label": torch.tensor([0, 1, 1])}
+    batch = batch_of(model, "whole") | {"next_sentence_label": torch.tensor([0, 1, 1])}
     grads = gradients_of(model, lambda: model(**batch).loss)
     assert rows_of_last_mlp(model, lambda: model(**batch)) == kept
     monkeypatch.setattr(AnyformerEncoderForPreTraining, "labelled_tokens", lambda *args, **kwargs: None)
@@ -108,7 +110,7 @@ def test_classifiers_read_the_first_token_alone_or_the_mean_of_all(tiny_encoder_
     torch.manual_seed(0)
     config = tiny_encoder_config(**ENCODERS[name], num_labels=3)
     model = randomise(head(config)).double().train()
-    batch = {name: x for name, x in batch_of(config, kind).items() if name != "labels"}
+    batch = {name: x for name, x in batch_of(model, kind).items() if name != "labels"}
     if head is AnyformerEncoderForMultipleChoice:  # one example of three choices
         batch = {name: x[None] for name, x in batch.items()} | {"labels": torch.tensor([1])}
     else:

@@ -14,18 +14,20 @@ from anyformer.modeling.rules.legality import (
     faults,
 )
 from anyformer.pipelines.recipes import introspection
+from family_variants import LINEAR, WINDOW, WINDOWS
 from huggingface_hub.errors import StrictDataclassClassValidationError
 from yielded_lines import lines_of, lines_that_yield
 
 from anyformer import (
     AnyformerDecoderConfig,
     AnyformerEncoderConfig,
+    AnyformerMoeConfig,
     AnyformerSeq2SeqConfig,
     AnyformerViTConfig,
 )
 
-LINEAR = {"attention_pattern": ["linear_attention"]}
 LATENT = {"kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 10}
+NULL_FULL = WINDOWS | {"rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None}}
 CASES = {
     "v_head_dim is not set, but latent_attention layers need it": LATENT | {"v_head_dim": None},
     "num_key_value_heads=2 is not for latent_attention, which": LATENT | {"num_key_value_heads": 2},
@@ -42,7 +44,6 @@ CASES = {
         "norm_position": {"full_attention": "pre", "linear_attention": "pre"}
     },
     "norm_position has no entry for 'linear_attention', which layers": LINEAR | {"norm_position": {}},
-    "block='side' is not known; known: sequential, parallel": {"block": "side"},
     "norm_position='both' does not go with block='parallel'": {"block": "parallel", "norm_position": "both"},
     "add_cross_attention=True does not go with block='parallel'": {"block": "parallel", "add_cross_attention": True},
     "num_nextn_predict_layers=1 adds modules that read no encoder": {
@@ -53,12 +54,8 @@ CASES = {
     "parallel_norms=2 is read by block='parallel' alone": {"parallel_norms": 2},
     "qk_norm_width=True says what qk_norm=True norms": {"qk_norm_width": True},
     "no_rope_layers=[1, 0] must hold a number for each of num_hidden_layers=8": {"no_rope_layers": [1, 0]},
-    "no_rope_layers=[0, 1, 1, 1, 1, 1, 1, 1] differs from [1, 0, 1, 0, 1, 0, 1, 0], which the null entries": {
-        "no_rope_layers": [0] + [1] * 7,
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
-        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None},
-    },
+    "no_rope_layers=[0, 1, 1, 1, 1, 1, 1, 1] differs from [1, 0, 1, 0, 1, 0, 1, 0], which the null entries": NULL_FULL
+    | {"no_rope_layers": [0] + [1] * 7},
     "no_rope_layers=[0] is read by position_encoding='rotary' alone": {
         "no_rope_layers": [0],
         "position_encoding": "alibi",
@@ -73,10 +70,6 @@ CASES = {
         "position_encoding": "learned",
     },
     "attention_sinks=True is a part of softmax attention over tokens, and linear": {"attention_sinks": True, **LINEAR},
-    "attention_sinks=True and differential_attention=True are two classes of attention": {
-        "attention_sinks": True,
-        "differential_attention": True,
-    },
     "num_key_value_heads=1 is odd, but differential_attention=True pairs heads": {
         "num_key_value_heads": 1,
         "differential_attention": True,
@@ -91,60 +84,41 @@ CASES = {
     },
     "prefix_lm=True does not go with linear_attention, which reads": {"prefix_lm": True, **LINEAR},
     "rope_parameters is null for every kind of layer": {"rope_parameters": {"full_attention": None}},
-    "rope_type='spiral' is not known": {"rope_parameters": {"rope_type": "spiral"}},
     "layer_types names 1 layers, but num_hidden_layers=8": {"layer_types": ["full_attention"]},
     "linear_key_head_dim=4 is used by no layer; name gated_delta_attention or": {"linear_key_head_dim": 4},
-    "attention_stride=4 is used by no layer": {"attention_stride": 4},
     "say different things; leave layer_types null": {
         "num_hidden_layers": 1,
         "attention_pattern": ["full_attention"],
         "layer_types": ["sliding_attention"],
     },
     "attention_pattern holds 'dense', which a decoder does not have; known": {"attention_pattern": ["dense"]},
-    "rope_parameters has no entry for 'full_attention', which layers of this model use": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
-        "rope_parameters": {"sliding_attention": {"rope_type": "default"}},
-    },
+    "rope_parameters has no entry for 'full_attention', which layers of this model use": WINDOWS
+    | {"rope_parameters": {"sliding_attention": {"rope_type": "default"}}},
     "rope_parameters.strided_attention is read by no layer: strided_attention layers read that of full_attention": {
         "attention_pattern": ["strided_attention"],
         "attention_stride": 4,
         "rope_parameters": {kind: {"rope_type": "default"} for kind in ("full_attention", "strided_attention")},
     },
-    "sliding_window=1 must be at least 2": {"attention_pattern": ["sliding_attention"], "sliding_window": 1},
+    "sliding_window=1 must be at least 2": WINDOW | {"sliding_window": 1},
     "attention_chunk_size=1 must be at least 2": {
         "attention_pattern": ["chunked_attention"],
         "attention_chunk_size": 1,
     },
     "factor=nan is not": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": math.nan}},
-    "rope_parameters.sliding_attention.rope_type='spiral' is not known": {
-        "attention_pattern": ["sliding_attention"],
-        "sliding_window": 4,
-        "rope_parameters": {"sliding_attention": {"rope_type": "spiral"}},
-    },
+    "rope_parameters.sliding_attention.rope_type='spiral' is not known": WINDOW
+    | {"rope_parameters": {"sliding_attention": {"rope_type": "spiral"}}},
     "rope_parameters.partial_rotary_factor=0.12": {"head_dim": 64, "rope_parameters": {"partial_rotary_factor": 0.12}},
     "relative_attention_max_distance=16": {"position_encoding": "relative", "relative_attention_max_distance": 16},
     "attn_temperature_tuning=True is for layers without positions, and": {"attn_temperature_tuning": True},
-    "attn_temperature_tuning=True does not go with linear_attention": {
-        "attn_temperature_tuning": True,
-        "position_encoding": "none",
-        **LINEAR,
-    },
+    "attn_temperature_tuning=True does not go with linear_attention": LINEAR
+    | {"attn_temperature_tuning": True, "position_encoding": "none"},
     "qk_l2_norm=True is for rotated queries, not for": {"qk_l2_norm": True, "position_encoding": "alibi"},
     "qk_l2_norm=True and qk_norm=True are two norms": {"qk_l2_norm": True, "qk_norm": True},
-    "position_at='heads' is not known; known: embeddings, layers, queries_keys": {"position_at": "heads"},
     "position_at='layers' says where position embeddings are added": {"position_at": "layers"},
-    "position_at='queries_keys' does not go with linear_attention": {
-        "position_at": "queries_keys",
-        "position_encoding": "learned",
-        **LINEAR,
-    },
-    "segment_length is not set, but compressive_attention layers": {"attention_pattern": ["compressive_attention"]},
-    "memory_length is not set, but": {"attention_pattern": ["recurrent_attention"], "segment_length": 4},
+    "position_at='queries_keys' does not go with linear_attention": LINEAR
+    | {"position_at": "queries_keys", "position_encoding": "learned"},
     "position_encoding='alibi' adds to single scores, which linear_attention": LINEAR | {"position_encoding": "alibi"},
     "attn_logit_softcapping=5.0 acts on single scores, which": LINEAR | {"attn_logit_softcapping": 5.0},
-    "attention_dropout=0.1 acts on single scores": LINEAR | {"attention_dropout": 0.1},
-    "attention_multiplier=1.0 acts on single scores": LINEAR | {"attention_multiplier": 1.0},
     "position_encoding='learned' numbers": {"segment_length": 4, "memory_length": 4, "position_encoding": "learned"},
     "layer_types holds 'linear_attention', which a": {"num_hidden_layers": 1, "layer_types": ["linear_attention"]},
 }
@@ -159,11 +133,7 @@ ENCODER_CASES = {
     },
     "pooler_type='max' is not known; known: cls, mean": {"pooler_type": "max"},
     "num_hidden_groups=3 does not divide num_hidden_layers=8; 2, 4": {"num_hidden_groups": 3},
-    "num_hidden_groups=1 shares weights between layers, which must then be alike": {
-        "num_hidden_groups": 1,
-        "attention_pattern": ["full_attention", "sliding_attention"],
-        "sliding_window": 4,
-    },
+    "num_hidden_groups=1 shares weights between layers, which must then be alike": WINDOWS | {"num_hidden_groups": 1},
     "one kind of attention in attention_pattern, and": {"num_hidden_groups": 2, "skip_first_norm": True},
     "skip_first_norm=True needs norm_position='pre', block='sequential' and embedding_norm": {"skip_first_norm": True},
     "pos_att_type=['c2p', 'p2p'] is not known; known: c2p, p2c": DISENTANGLED | {"pos_att_type": ["c2p", "p2p"]},
@@ -189,18 +159,12 @@ SEQ2SEQ_CASES = {
         "position_encoding": "rotary",
         "no_rope_layers": [1] * 7 + [0],
     },
-    "rope_parameters.full_attention=None, layers without positions, is for models of one stack": {
-        "attention_pattern": ["sliding_attention", "full_attention"],
-        "sliding_window": 4,
-        "rope_parameters": {"sliding_attention": {"rope_theta": 1e4}, "full_attention": None},
-    },
+    "rope_parameters.full_attention=None, layers without positions, is for models of one stack": NULL_FULL,
     "position_encoding='disentangled' needs bidirectional attention; a sequence-to-sequence model can": DISENTANGLED,
-    "attention_pattern holds 'strided_attention'": {"attention_pattern": ["strided_attention"], "attention_stride": 4},
     "names the encoder's layers only; name attention_pattern": {
         "layer_types": ["sliding_attention", "full_attention"] * 4,
         "sliding_window": 4,
     },
-    "names the encoder's layers only; name mlp_pattern": {"num_experts": 4, "mlp_layer_types": ["dense", "sparse"] * 4},
 }
 OUTPUT_CASES = {
     "output_vocab_size=8 must be at most vocab_size=7": {"output_vocab_size": 8, "vocab_size": 7},
@@ -224,12 +188,33 @@ VIT_CASES = {
     "distillation_head=True reads the distillation token": {"distillation_head": True},
     "num_experts=4 needs a balancing loss": {"num_experts": 4},
 }
+EXPERTS = {"num_experts": 4, "num_hidden_layers": 2}
+MOE_CASES = {
+    "num_experts is null": {"num_experts": None},
+    "num_experts_per_tok=5 is more than num_experts=4": {"num_experts_per_tok": 5},
+    "norm_topk_prob=True makes the weight": {"num_experts_per_tok": 1},
+    "num_experts=4 is used by no layer": {"mlp_pattern": ["dense"]},
+    "mlp_pattern=['spare'] is not known; known: dense, sparse": {"mlp_pattern": ["spare"]},
+    "mlp_layer_types names 1 layers, but num_hidden_layers=2": {"mlp_layer_types": ["sparse"]},
+    "say different things": {"mlp_pattern": ["sparse"], "mlp_layer_types": ["dense", "sparse"]},
+    "router_scoring='tanh' is not known": {"router_scoring": "tanh"},
+    "shared_expert_gate=True needs a shared expert": {"shared_expert_gate": True},
+    "n_group=2 and topk_group=None belong together; set both, or leave both null": {"n_group": 2},
+    "n_group=3 does not divide num_experts=4": {"n_group": 3, "topk_group": 1},
+    "router_scoring='sigmoid' compares them by their best two experts; at most 2 do": {
+        "n_group": 4,
+        "topk_group": 2,
+        "router_scoring": "sigmoid",
+    },
+    "topk_group=1 must be at most n_group=4, and at least 2: so many groups": {"n_group": 4, "topk_group": 1},
+}
 ALL_CASES = [
     *((AnyformerDecoderConfig, sentence, fields) for sentence, fields in OUTPUT_CASES.items()),
     *((AnyformerViTConfig, sentence, fields) for sentence, fields in VIT_CASES.items()),
     *((AnyformerDecoderConfig, sentence, fields) for sentence, fields in CASES.items()),
     (AnyformerDecoderConfig, "attention_dropout=1.0 must be at least 0 and below 1", {"attention_dropout": 1.0}),
-    (AnyformerDecoderConfig, "disentangled' needs bidirectional attention; a decoder can use none", DISENTANGLED),
+    (AnyformerDecoderConfig, "num_experts=4 is not for a dense decoder; use family moe", {"num_experts": 4}),
+    *((AnyformerMoeConfig, sentence, EXPERTS | fields) for sentence, fields in MOE_CASES.items()),
     *((AnyformerEncoderConfig, sentence, fields) for sentence, fields in ENCODER_CASES.items()),
     *((AnyformerSeq2SeqConfig, sentence, fields) for sentence, fields in SEQ2SEQ_CASES.items()),
 ]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from family_variants import ENCODERS, SEQ2SEQS, TINY_FIELDS, config_class, positions_of, tokens
+from family_variants import DECODERS, ENCODERS, SEQ2SEQS, TINY_FIELDS, config_class, positions_of, tokens
 from packaging.version import Version
 from processes import in_fresh_process, run_ranks
 from transformers import (
@@ -30,27 +30,12 @@ RECENT = Version(__version__) >= Version("5.23")
 # A vocabulary that does not divide by the ranks; transformers 5.17 refuses it with a sentence of its own.
 ODD = 95 if RECENT else 96
 
-VARIANTS = {
-    "tied": {},
+NAMES = ("rotary", "learned", "post", "mha-bias", "relative", "sliding-and-full-own-theta")
+VARIANTS = {name: DECODERS[name] for name in NAMES}
+VARIANTS |= {
+    "untied-qk-norm": {"tie_word_embeddings": False, "qk_norm": True},
     "value-residual": {"value_residual": True},
-    "untied-biases-qk-norm": {
-        "tie_word_embeddings": False,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "qk_norm": True,
-        "num_key_value_heads": 4,
-    },
-    "learned-mlp-post-norm": {
-        "position_encoding": "learned",
-        "norm_type": "layernorm",
-        "norm_position": "post",
-        "mlp_type": "mlp",
-        "hidden_act": "gelu",
-    },
-    "post-norm": {"norm_position": "post"},
     "alibi-odd-vocabulary": {"position_encoding": "alibi", "vocab_size": ODD},
-    "relative": {"position_encoding": "relative"},
-    "sliding": {"attention_pattern": ["full_attention", "sliding_attention"], "sliding_window": 5},
     "softcapped-scaled": {"final_logit_softcapping": 5.0, "embedding_multiplier": 3.0},
 }
 SIZES = {"num_experts": 4, "intermediate_size": 48, "router_aux_loss_coef": 0.1}
@@ -220,14 +205,14 @@ def test_ranks_that_share_experts_and_the_batch_equal_one_process(tmp_path):
 
 @pytest.mark.slow
 def test_the_automatic_tensor_parallel_plan_is_the_declared_one(tmp_path):
-    check_split_equals_whole(tmp_path, "tp-auto", {"tied": {}})
+    check_split_equals_whole(tmp_path, "tp-auto", {"rotary": {}})
 
 
 @pytest.mark.slow
 def test_two_pipeline_stages_have_the_logits_and_tokens_of_one_process(tmp_path):
     """Where a pipeline plan is declared; transformers' own pipeline computes no loss."""
     declared = {name: f for name, f in VARIANTS.items() if config_of("decoder", f).base_model_pp_plan is not None}
-    assert set(VARIANTS) - set(declared) == {"learned-mlp-post-norm", "softcapped-scaled", "value-residual"}
+    assert set(VARIANTS) - set(declared) == {"learned", "softcapped-scaled", "value-residual"}
     check_split_equals_whole(tmp_path, "pp", declared)
 
 

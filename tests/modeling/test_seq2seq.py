@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from anyformer.pipelines.checks.subject import Subject
 from family_variants import SEQ2SEQS, a_share, tokens
 from native_models import randomise
 from packaging.version import Version
@@ -17,7 +18,7 @@ from anyformer import (
 )
 
 EXACT = {"atol": 1e-5, "rtol": 1e-5}  # fp32, same maths in another order of operations
-PAIRS = [(7, 5), (1, 3), (11, 6), (5, 1)]
+BATCH = {"input_ids": tokens(2, 12), "decoder_input_ids": tokens(2, 9, seed=100)}
 NEW = 10
 
 
@@ -39,34 +40,10 @@ def test_a_missing_decoder_input_is_named_before_the_encoder_runs(tiny_seq2seq_c
             model(**inputs or {"input_ids": tokens(1, 5)})
 
 
-def pair(source, target, batch=1, seed=0) -> dict:
-    return {
-        "input_ids": tokens(batch, source, seed=seed),
-        "decoder_input_ids": tokens(batch, target, seed=seed + 100),
-    }
-
-
-def pairs(lengths) -> list[dict]:
-    return [pair(*both, seed=i) for i, both in enumerate(lengths)]
-
-
-def padded_pairs(rows, side) -> dict:
-    """Pairs of different lengths as one batch; targets are padded on the right."""
-    longest = [max(row[name].shape[1] for row in rows) for name in ("input_ids", "decoder_input_ids")]
-    batch = {name: [] for name in ("input_ids", "attention_mask", "decoder_input_ids", "decoder_attention_mask")}
-    for row in rows:
-        for prefix, length in zip(("", "decoder_"), longest):
-            missing = length - row[f"{prefix}input_ids"].shape[1]
-            sides = (missing, 0) if side == "left" and not prefix else (0, missing)
-            batch[f"{prefix}input_ids"].append(pad(row[f"{prefix}input_ids"], sides))
-            batch[f"{prefix}attention_mask"].append(pad(torch.ones_like(row[f"{prefix}input_ids"]), sides))
-    return {name: torch.cat(parts) for name, parts in batch.items()}
-
-
 @torch.no_grad()
 def test_outputs_hold_every_layer_of_both_stacks_and_embeddings_may_be_given(variant):
     variant.set_attn_implementation("eager")
-    batch, layers, decoder_layers = pair(12, 9, batch=2), 2, variant.config.num_decoder_layers
+    batch, layers, decoder_layers = BATCH, 2, variant.config.num_decoder_layers
     out = variant(**batch, output_hidden_states=True, output_attentions=True)
     shapes = {
         "encoder_hidden_states": (layers + 1, (2, 12, 32)),
@@ -93,7 +70,8 @@ def test_outputs_hold_every_layer_of_both_stacks_and_embeddings_may_be_given(var
 
 @torch.no_grad()
 def test_outputs_of_the_encoder_may_be_given(variant):
-    batch = padded_pairs(pairs(PAIRS), "right")
+    subject = Subject(variant, "seq2seq")
+    batch = subject.padded(subject.documents([7, 1, 11, 5]))
     expected = variant(**batch).logits
     ids = batch.pop("input_ids")
     hidden = variant.get_encoder()(ids, attention_mask=batch["attention_mask"]).last_hidden_state
@@ -136,10 +114,10 @@ GREEDY = {"max_new_tokens": NEW, "min_new_tokens": NEW, "do_sample": False, "num
 
 @torch.no_grad()
 def test_stepwise_decoding_projects_the_source_once(variant):
-    batch, calls = pair(12, 9, batch=2), []
+    calls = []
     for layer in variant.model.decoder.layers:
         layer.cross_attn.k_proj.register_forward_hook(lambda *_: calls.append(1))
-    variant.generate(batch["input_ids"], **GREEDY)
+    variant.generate(BATCH["input_ids"], **GREEDY)
     assert len(calls) == variant.config.num_decoder_layers
 
 

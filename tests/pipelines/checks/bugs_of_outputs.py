@@ -1,7 +1,7 @@
 """Planted bugs of what a model computes: masks, positions, caches, losses, backends."""
 
 import torch
-from planting import become, bug, cache_in, parts
+from planting import bug, cache_in
 from torch.nn.functional import pad
 from transformers import StaticCache
 
@@ -30,39 +30,22 @@ class ThePaddingMaskIgnored:
         return super().forward(**inputs)
 
 
-@bug("bart", "padding")
+@bug("bart", "padding", part=r".*\.encoder_attn")
 class PaddingSeenByCrossAttention:
-    def plant(self):
-        for layer in self.model.decoder.layers:
-            become(layer.encoder_attn, SeesAll)
-
-
-class SeesAll:
     def forward(self, *args, attention_mask=None, **inputs):
         return super().forward(*args, attention_mask=None, **inputs)
 
 
-@bug("llama", "padding")
+@bug("llama", "padding", part=r".*\.self_attn")
 class ARowOfPaddingIsNan:
-    def plant(self):
-        for attention in parts(self, "Attention"):
-            become(attention, MasksByInfinity)
-
-
-class MasksByInfinity:
     def forward(self, *args, attention_mask=None, **inputs):
         if attention_mask is not None and attention_mask.is_floating_point():
             attention_mask = attention_mask.masked_fill(attention_mask < 0, -torch.inf)
         return super().forward(*args, attention_mask=attention_mask, **inputs)
 
 
-@bug("vit", "batches")
+@bug("vit", "batches", part="classifier")
 class ARowSeesTheBatch:
-    def plant(self):
-        become(self.classifier, OfTheBatch)
-
-
-class OfTheBatch:
     def forward(self, x):
         return super().forward(x - x.mean(0, keepdim=True))
 
@@ -70,13 +53,8 @@ class OfTheBatch:
 # ------------------------------------------------------------------------------------------------------- causality
 
 
-@bug("llama", "causality")
+@bug("llama", "causality", part=r"model\.layers\.1\.self_attn")
 class TheLastLayerSeesLaterTokens:
-    def plant(self):
-        become(self.model.layers[-1].self_attn, SeesLaterTokens)
-
-
-class SeesLaterTokens:
     def forward(self, hidden_states, attention_mask=None, **inputs):
         if cache_in(inputs) is None:
             tokens = hidden_states.shape[1]
@@ -101,28 +79,16 @@ class BeamsDoNotReorderTheCache:
         return cache
 
 
-@bug("llama", "cache")
+@bug("llama", "cache", part=r".*\.self_attn")
 class AStaticCacheReadOffByOne:
-    def plant(self):
-        for attention in parts(self, "Attention"):
-            become(attention, OffByOne)
-
-
-class OffByOne:
     def forward(self, *args, attention_mask=None, **inputs):
         if isinstance(cache_in(inputs), StaticCache) and attention_mask is not None:
             attention_mask = attention_mask.roll(1, -1)
         return super().forward(*args, attention_mask=attention_mask, **inputs)
 
 
-@bug("llama", "cache")
+@bug("llama", "cache", part=r".*\.self_attn")
 class AChunkOntoACacheIsNotCausal:
-    def plant(self):
-        for attention in parts(self, "Attention"):
-            become(attention, SeesTheChunk)
-
-
-class SeesTheChunk:
     def forward(self, hidden_states, attention_mask=None, **inputs):
         if attention_mask is not None and attention_mask.shape[-1] > hidden_states.shape[1] > 1:
             attention_mask = torch.zeros_like(attention_mask, dtype=hidden_states.dtype)
@@ -143,14 +109,8 @@ class AWindowOffByOneInSdpa:
             self.config.sliding_window = window
 
 
-@bug("mixtral", "backends")
+@bug("mixtral", "backends", part=r".*\.experts")
 class ExpertsUnweightedInOneImplementation:
-    def plant(self):
-        for experts in parts(self, "Experts"):
-            become(experts, Unweighted)
-
-
-class Unweighted:
     def forward(self, hidden_states, top_k_index, top_k_weights):
         if self.config._experts_implementation == "grouped_mm":
             top_k_weights = torch.ones_like(top_k_weights)

@@ -1,7 +1,7 @@
 """Planted bugs of how a model is trained, saved, adapted and compiled."""
 
 import torch
-from planting import become, bug, parts
+from planting import bug
 from torch.nn.functional import dropout, linear
 
 # ------------------------------------------------------------------------------------------ evaluation and dropout
@@ -19,33 +19,14 @@ class ALossInTrainingAlone:
         return super().forward(labels=labels if self.training else None, **inputs)
 
 
-@bug("gpt2", "randomness")
+@bug("gpt2", "randomness", part=r".*drop(out)?")
 class DropoutInEvaluation:
-    def plant(self):
-        for each in parts(self, "Dropout"):
-            become(each, AlwaysDrawn)
-
-
-class AlwaysDrawn:
     def forward(self, x):
         return dropout(x, self.p, training=True)
 
 
-@bug("bert:masked", "randomness")
+@bug("bert:masked", "randomness", part=r".*(dropout|attention\.self)")
 class DropoutNeverDrawn:
-    def plant(self):
-        for each in parts(self, "Dropout"):
-            become(each, NeverDrawn)
-        for attention in parts(self, "SelfAttention"):
-            become(attention, InEvaluation)
-
-
-class NeverDrawn:
-    def forward(self, x):
-        return x
-
-
-class InEvaluation:
     def forward(self, *args, **inputs):
         self.training = False
         return super().forward(*args, **inputs)
@@ -89,13 +70,8 @@ class CheckpointingDrawsAnotherDropout:
         super().gradient_checkpointing_enable((gradient_checkpointing_kwargs or {}) | {"preserve_rng_state": False})
 
 
-@bug("llama", "checkpointing")
+@bug("llama", "checkpointing", part=r"model\.layers\.1")
 class CheckpointingLosesAGradient:
-    def plant(self):
-        become(self.model.layers[1], LosesAGradient)
-
-
-class LosesAGradient:
     def forward(self, hidden_states, *args, **inputs):
         if self.gradient_checkpointing:
             hidden_states = hidden_states.detach().requires_grad_()
@@ -181,13 +157,8 @@ class AWeightLeftAsTheMemoryWas:
         return out
 
 
-@bug("llama", "initialisation")
+@bug("llama", "initialisation", part="model")
 class ASpreadOfItsOwn:
-    def plant(self):
-        become(self.model, DrawsWide)
-
-
-class DrawsWide:
     def _init_weights(self, module):
         if isinstance(module, torch.nn.Linear):
             torch.nn.init.normal_(module.weight, std=0.2)
@@ -195,14 +166,8 @@ class DrawsWide:
             super()._init_weights(module)
 
 
-@bug("llama", "dtypes")
+@bug("llama", "dtypes", part=r".*\.mlp")
 class AnOverflowInFp16:
-    def plant(self):
-        for each in parts(self, "MLP"):
-            become(each, Overflows)
-
-
-class Overflows:
     def forward(self, x):
         return super().forward(x).mul(1e7).div(1e7)
 
@@ -219,14 +184,8 @@ class AWeightKeptInFp32CastDown:
 # -------------------------------------------------------------------------------------------- adapters and compilers
 
 
-@bug("llama", "adapters")
+@bug("llama", "adapters", part=r".*\.mlp")
 class AdaptersBypassed:
-    def plant(self):
-        for each in parts(self, "MLP"):
-            become(each, ReadsWeights)
-
-
-class ReadsWeights:
     def forward(self, x):
         inner = self.act_fn(linear(x, self.gate_proj.weight)) * linear(x, self.up_proj.weight)
         return linear(inner, self.down_proj.weight)

@@ -35,11 +35,19 @@ class Bug:
 BUGS: list[Bug] = []
 
 
-def bug(model: str, law: str):
-    """Add a mixin to BUGS. Its methods stand before those of the native class; `plant` changes what lies within."""
+def bug(model: str, law: str, part: str | None = None):
+    """Add a mixin to BUGS. Its methods stand before those of the native class; `plant` changes what lies within.
+
+    part: the names of the modules that the mixin is put before, as a pattern, in place of the model.
+    """
+
+    def plant(self, mixin):
+        for module in [each for name, each in self.named_modules() if re.fullmatch(part, name)]:
+            become(module, mixin)
 
     def add(mixin: type) -> type:
-        BUGS.append(Bug(model, law, mixin))
+        around = mixin if part is None else type(mixin.__name__, (), {"plant": lambda self: plant(self, mixin)})
+        BUGS.append(Bug(model, law, around))
         return mixin
 
     return add
@@ -64,11 +72,6 @@ def become(module: torch.nn.Module, mixin: type) -> None:
         self.plant()
 
     module.__class__ = type(native.__name__, (mixin, native), members | {"__init__": __init__})
-
-
-def parts(model: torch.nn.Module, ending: str) -> list[torch.nn.Module]:
-    """The modules whose class has a name that ends so."""
-    return [module for module in model.modules() if type(module).__name__.endswith(ending)]
 
 
 def cache_in(inputs: dict):

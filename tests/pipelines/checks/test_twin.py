@@ -17,6 +17,7 @@ from anyformer.pipelines.twin import (
     tiny_model,
 )
 from anyformer.pipelines.twin_rows import NOT_ASKED
+from published_models import PUBLISHED
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import anyformer  # noqa: F401 (registers our families)
@@ -25,27 +26,6 @@ DIVERSE = [("causal", name) for name in ("opt", "llama", "qwen3_next", "jamba", 
 DIVERSE += [("masked", "bert"), ("masked", "modernbert"), ("seq2seq", "t5"), ("seq2seq", "bart")]
 DIVERSE += [("image", "vit"), ("image", "resnet"), ("causal", "anyformer_decoder"), ("causal", "anyformer_moe")]
 DIVERSE += [("masked", "anyformer_encoder"), ("seq2seq", "anyformer_seq2seq"), ("image", "anyformer_vit")]
-
-LLAMA_3_1 = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131072,
-    "vocab_size": 128256,
-    "bos_token_id": 128000,
-    "eos_token_id": [128001, 128008, 128009],
-    "dtype": "bfloat16",
-    "rope_parameters": {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
-    },
-}
 
 
 def passes(kind: str, model_type: str, dtype: torch.dtype) -> PreTrainedModel:
@@ -99,9 +79,13 @@ def test_transformers_alone_draws_the_same_weights():
 
 
 def test_a_published_config_keeps_what_is_no_size():
-    config = tiny_config(AutoConfig.for_model("llama", _name_or_path="a/model", **LLAMA_3_1))
+    own = {"_name_or_path": "a/model", "dtype": "bfloat16"}
+    own |= {"bos_token_id": 128000, "eos_token_id": [128001, 128008, 128009]}
+    published = AutoConfig.for_model("llama", **PUBLISHED["llama3_8b"].fields | own)
+    config = tiny_config(published)
     assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (4, 2, 8)
-    assert config.rope_parameters == LLAMA_3_1["rope_parameters"] | {"original_max_position_embeddings": 32}
+    assert config.rope_parameters == published.rope_parameters | {"original_max_position_embeddings": 32}
+    assert config.rope_parameters["rope_type"] == "llama3"
     assert not config.name_or_path and config.dtype is None and len(set(config.eos_token_id)) == 3
     special = special_tokens(config.to_dict())
     assert max(special) < config.vocab_size and not special & set(text(config, 4, 50).flatten().tolist())

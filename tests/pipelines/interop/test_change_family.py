@@ -7,6 +7,7 @@ import torch
 from anyformer.pipelines.cli.commands import main
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.interop.change_family import in_family, same_in_both_directions
+from family_variants import DECODERS
 from tiny_tokenizers import of_words
 from transformers import (
     AutoModelForCausalLM,
@@ -20,13 +21,7 @@ from transformers import (
 from anyformer import AnyformerEncoderConfig, AnyformerEncoderForMaskedLM
 
 IDS = torch.arange(3, 43).view(2, 20)
-DECODERS = {
-    "plain": {},
-    "learned": {"position_encoding": "learned", "norm_type": "layernorm", "mlp_type": "mlp", "attention_bias": True},
-    "post": {"norm_position": "post"},
-    "sandwich": {"norm_type": "rmsnorm_zero_centered", "norm_position": "both", "tie_word_embeddings": False},
-    "windows": {"attention_pattern": ["sliding_attention", "full_attention"], "sliding_window": 4},
-}
+NAMES = ("rotary", "learned", "post", "sandwich", "sliding-and-full-own-theta", "untied-layernorm-nobias", "mha-bias")
 
 
 def decoder(tiny_config, **fields):
@@ -38,7 +33,7 @@ def decoder(tiny_config, **fields):
     return model
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_encoder_of_a_decoder_computes_what_it_does_where_all_tokens_see_each_other_and_goes_back(tiny_config, name):
     model = decoder(tiny_config, **DECODERS[name])
     encoder = in_family(model, "encoder")
@@ -49,7 +44,7 @@ def test_an_encoder_of_a_decoder_computes_what_it_does_where_all_tokens_see_each
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in back.state_dict().items())
 
 
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize("name", NAMES)
 def test_both_halves_of_an_encoder_decoder_are_the_decoder_and_cross_attention_is_its_attention(tiny_config, name):
     model = decoder(tiny_config, **DECODERS[name])
     twin = in_family(model, "seq2seq")

@@ -14,7 +14,7 @@ from anyformer.pipelines.interop.matching import (
     our_config,
 )
 from anyformer.pipelines.recipes.compose import load_preset
-from family_variants import a_share
+from family_variants import ZOO, a_share
 from native_models import (
     DECODERS,
     MIXTURES,
@@ -25,7 +25,6 @@ from native_models import (
     UNTIED,
     assert_same_logits,
     native_model,
-    randomise,
 )
 from native_models import native_config as tiny_native_config
 from published_models import PUBLISHED
@@ -68,32 +67,26 @@ def test_twins_write_the_same_text(name, beams):
 # ------------------------------------------------------------------------------------------ of one architecture only
 
 
-def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which():
+@pytest.mark.parametrize("task", ["", "SequenceClassification", "QuestionAnswering", "TokenClassification", "MaskedLM"])
+def test_longformer_heads_make_the_same_tokens_global_where_nobody_says_which(task):
     generator = torch.Generator().manual_seed(3)
     input_ids = torch.randint(3, TOKENS["vocab_size"], (2, 30), generator=generator)
     input_ids[:, [8, 9, 29]] = 2  # a question, two separators, a context, an end
-    for auto_class in ("AutoModel", "AutoModelForSequenceClassification", "AutoModelForQuestionAnswering"):
-        native = native_model("longformer", auto_class)
-        ours = from_native(native)
-        with torch.no_grad():
-            here, there = (model(input_ids) for model in (native, ours))
-        for name in {"logits", "start_logits", "last_hidden_state"} & set(here):
-            torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
+    native = native_model("longformer", f"AutoModelFor{task}" if task else "AutoModel")
+    with torch.no_grad():
+        here, there = (model(input_ids) for model in (native, from_native(native)))
+    for name in {"logits", "start_logits", "last_hidden_state"} & set(here):
+        torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
 
 
-def test_debertas_head_that_reads_the_embeddings_becomes_a_tied_one():
-    for name in ("deberta", "deberta_v3"):
-        native = native_model(name, "AutoModelForMaskedLM", legacy=False)
-        ours = from_native(native)
-        assert ours.config.tie_word_embeddings and ours.lm_head.weight is ours.get_input_embeddings().weight
-        assert_same_logits(native, ours)
-        assert_same_logits(ours, to_native(ours))
-
-
-def test_bert_with_a_head_of_its_own_keeps_it():
-    native = native_model("bert", "AutoModelForMaskedLM", **UNTIED)
+@pytest.mark.parametrize(
+    "name, fields, tied",
+    [("deberta", {"legacy": False}, True), ("deberta_v3", {"legacy": False}, True), ("bert", UNTIED, False)],
+)
+def test_debertas_head_that_reads_the_embeddings_becomes_a_tied_one_and_a_head_of_its_own_is_kept(name, fields, tied):
+    native = native_model(name, "AutoModelForMaskedLM", **fields)
     ours = from_native(native)
-    assert not ours.config.tie_word_embeddings
+    assert ours.config.tie_word_embeddings is tied is (ours.lm_head.weight is ours.get_input_embeddings().weight)
     assert_same_logits(native, ours)
     assert_same_logits(ours, to_native(ours))
 
@@ -131,35 +124,18 @@ def test_tables_that_transformers_would_tie_and_that_differ_are_refused():
         from_native(native)
 
 
-BERT = {
-    "norm_type": "layernorm",
-    "norm_position": "post",
-    "mlp_type": "mlp",
-    "hidden_act": "gelu",
-    "type_vocab_size": 2,
-}
-BERT |= {"attention_bias": True, "mlp_bias": True, "embedding_norm": True, "position_encoding": "learned"}
-BERT |= {"pad_token_id": 0, "max_position_embeddings": 48}
-T5 = {"norm_type": "rmsnorm", "mlp_type": "mlp", "hidden_act": "relu", "position_encoding": "relative"}
-T5 |= {"attention_multiplier": 1.0, "decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
-SWITCH = {"num_experts": 4, "num_experts_per_tok": 1, "norm_topk_prob": False, "logit_multiplier": 32**-0.5}
-QWEN = {"num_experts": 4, "qk_norm": True, "moe_intermediate_size": 24, "mlp_pattern": ["dense", "sparse"]}
-
-
 @pytest.mark.parametrize(
-    "name, fields, native_name",
+    "variant, native_name",
     [
-        ("EncoderForMaskedLM", BERT, "BertForMaskedLM"),
-        ("Seq2SeqForConditionalGeneration", T5, "T5ForConditionalGeneration"),
-        ("Seq2SeqForConditionalGeneration", T5 | SWITCH, "SwitchTransformersForConditionalGeneration"),
-        ("MoeForCausalLM", {"num_experts": 4}, "MixtralForCausalLM"),
-        ("MoeForCausalLM", QWEN, "Qwen3MoeForCausalLM"),
+        ("encoder-bert", "BertForMaskedLM"),
+        ("seq2seq-t5", "T5ForConditionalGeneration"),
+        ("seq2seq-switch", "SwitchTransformersForConditionalGeneration"),
+        ("moe-mixtral", "MixtralForCausalLM"),
+        ("moe-qwen3", "Qwen3MoeForCausalLM"),
     ],
 )
-def test_a_model_of_ours_goes_native(name, fields, native_name):
-    cls = getattr(anyformer, f"Anyformer{name}")
-    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    ours = randomise(cls(cls.config_class(**sizes | fields)))
+def test_a_model_of_ours_goes_native(variant, native_name):
+    ours = next(each for each in ZOO if str(each) == variant).model(torch.float32)
     native = to_native(ours)
     assert type(native).__name__ == native_name
     assert_same_logits(ours, native)
@@ -192,16 +168,12 @@ CHECKPOINTS = [name for name, row in PUBLISHED.items() if row.model_type]
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id")
 
 
-def preset_config(name: str, **others):
-    family, fields = load_preset(name)
-    return AutoConfig.for_model(f"anyformer_{family}", **fields, **others)
-
-
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_a_preset_computes_what_the_published_config_says(name):
+    family, fields = load_preset(name)
     preset, published = (
         {key: value for key, value in effective_fields(config).items() if key not in TOKEN_IDS}
-        for config in (preset_config(name), our_config(PUBLISHED[name].config()))
+        for config in (AutoConfig.for_model(f"anyformer_{family}", **fields), our_config(PUBLISHED[name].config()))
     )
     assert preset == published
 
