@@ -1,6 +1,9 @@
 """Attention maps: under any backend those that the eager backend keeps, of every scheme, kind and family, and of native
 models."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from anyformer.modeling.traits import ATTENTION_KINDS
@@ -51,13 +54,12 @@ def test_maps_are_those_of_eager_whatever_the_backend(variant):
 
 
 @pytest.mark.parametrize("segment, memory", [(24, 1), (5, 7)])
-def test_maps_of_segments_are_those_of_rows(segment, memory):
+def test_maps_of_segments_are_those_of_rows(segment, memory, tiny_config):
     """A recurrent layer's weights are those of full attention whose mask shows its segment and the tokens before it."""
-    fields = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 97}
-    recurrent = anyformer.AnyformerDecoderModel(
-        anyformer.AnyformerDecoderConfig(**fields, segment_length=segment, memory_length=memory)
-    ).double()
-    full = anyformer.AnyformerDecoderModel(anyformer.AnyformerDecoderConfig(**fields)).double()
+    configs = (
+        tiny_config(num_hidden_layers=1, **own) for own in ({}, {"segment_length": segment, "memory_length": memory})
+    )
+    full, recurrent = (anyformer.AnyformerDecoderModel(config).double() for config in configs)
     full.load_state_dict(recurrent.state_dict())
     ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
     place = torch.arange(24)
@@ -82,13 +84,8 @@ def test_native_models_are_mapped_by_what_they_say_of_themselves():
             assert (layer.weights - weights).abs().max() < 1e-6
 
 
-def test_what_is_not_kept_is_freed_layer_by_layer():
-    import gc
-    import weakref
-
-    model = anyformer.AnyformerDecoderForCausalLM(
-        anyformer.AnyformerDecoderConfig(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
-    )
+def test_what_is_not_kept_is_freed_layer_by_layer(tiny_config):
+    model = anyformer.AnyformerDecoderForCausalLM(tiny_config(num_hidden_layers=3))
     alive, most = [], []
 
     def each(layer: AttentionMap):

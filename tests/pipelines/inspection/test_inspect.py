@@ -16,8 +16,6 @@ from transformers import AutoModelForCausalLM
 
 import anyformer
 
-SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-
 
 def data_of(page) -> dict:
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S)[1])
@@ -99,11 +97,10 @@ def test_a_token_with_the_word_twice_in_it_is_one_place():
 
 
 @pytest.fixture
-def images_page(tmp_path):
+def images_page(tiny_vit_config, tmp_path):
     from transformers import ViTImageProcessorPil
 
-    config = anyformer.AnyformerViTConfig(**SIZES, image_size=[12, 16], patch_size=4, num_labels=5)
-    model = anyformer.AnyformerViTForImageClassification(config).eval()
+    model = anyformer.AnyformerViTForImageClassification(tiny_vit_config()).eval()
     image = Image.fromarray(np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3))
     processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
     shown = view_of_image(model, processor, image, Wanted())
