@@ -1,12 +1,10 @@
 """What the command `inspect` opens: native encoder-decoders, and adapters with the head that they were trained with."""
 
-import json
-import re
-
 import pytest
 import torch
 import transformers
 from anyformer.pipelines.prediction.looked_at import LookedAt
+from test_inspect import data_of
 from tiny_tokenizers import of_words
 
 LETTERS = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
@@ -31,10 +29,6 @@ def saved(tmp_path):
     return save
 
 
-def views(page):
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])["views"]
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -47,7 +41,7 @@ def views(page):
 def test_native_encoder_decoders_show_all_three_kinds_of_maps(model, saved, command, tmp_path):
     folder, page = saved("model", model()), tmp_path / "page.html"
     assert command("inspect", folder, "ab cd.", "--word", "cd", "--target", "xyz", "--out", page) == 0
-    (shown,) = views(page)
+    (shown,) = data_of(page)["views"]
     kinds = (("encoder", ""), ("decoder", ""), ("decoder", ", cross"))
     names = {f"{stack} layer {n}{kind}" for stack, kind in kinds for n in (0, 1)}
     assert {one["name"] for one in shown["maps"]} == names and len(shown["maps"]) == 6
@@ -82,4 +76,4 @@ def test_an_adapter_opens_with_the_head_and_the_weights_it_was_trained_with(task
         assert torch.allclose(opened(**inputs).logits, adapted.eval()(**inputs).logits, atol=1e-6)
     page = tmp_path / "page.html"
     assert command("inspect", folder, "ab cd.", "--out", page) == 0
-    assert all("data" in one for one in views(page)[0]["maps"])
+    assert all("data" in one for one in data_of(page)["views"][0]["maps"])

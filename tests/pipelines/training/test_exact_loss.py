@@ -27,6 +27,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+import anyformer
 from anyformer import AnyformerDecoderForCausalLM, AnyformerEncoderForSequenceClassification, AnyformerMoeForCausalLM
 
 TOKENS = {"vocab_size": 50, "pad_token_id": 0, "eos_token_id": 1}
@@ -71,35 +72,18 @@ class Rows(Dataset):
         return self.rows[i]
 
 
-def ours(kind):
-    def build():
-        import anyformer
-
-        shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
-        if kind == "classification":
-            config = anyformer.AnyformerEncoderConfig(**TOKENS, **shared, num_labels=3)
-            return anyformer.AnyformerEncoderForSequenceClassification(config)
-        if kind == "masked":
-            return anyformer.AnyformerEncoderForMaskedLM(anyformer.AnyformerEncoderConfig(**TOKENS, **shared))
-        if kind == "causal":
-            return AnyformerDecoderForCausalLM(anyformer.AnyformerDecoderConfig(**TOKENS, **shared))
-        config = anyformer.AnyformerSeq2SeqConfig(**TOKENS, **shared, decoder_start_token_id=0)
-        return anyformer.AnyformerSeq2SeqForConditionalGeneration(config)
-
-    return build
+def ours(family, head, **fields):
+    shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    config = getattr(anyformer, f"Anyformer{family}Config")(**TOKENS, **shared, **fields)
+    return lambda: getattr(anyformer, f"Anyformer{family}{head}")(config)
 
 
 def native(model_class, config):
-    def build():
-        import copy
-
-        config_without_dropout = copy.deepcopy(config)
-        for name in config.to_dict():
-            if "drop" in name and isinstance(getattr(config, name), float):
-                setattr(config_without_dropout, name, 0.0)
-        return model_class(config_without_dropout)
-
-    return build
+    config = copy.deepcopy(config)
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return lambda: model_class(config)
 
 
 MODELS = {
@@ -107,10 +91,10 @@ MODELS = {
     "bert-masked": (native(BertForMaskedLM, BERT), "same"),
     "marian": (native(MarianMTModel, MARIAN), "target"),
     "t5": (native(T5ForConditionalGeneration, T5), "target"),
-    "our-classes": (ours("classification"), "class"),
-    "our-masked": (ours("masked"), "same"),
-    "our-seq2seq": (ours("seq2seq"), "target"),
-    "our-causal": (ours("causal"), "same"),
+    "our-classes": (ours("Encoder", "ForSequenceClassification", num_labels=3), "class"),
+    "our-masked": (ours("Encoder", "ForMaskedLM"), "same"),
+    "our-seq2seq": (ours("Seq2Seq", "ForConditionalGeneration", decoder_start_token_id=0), "target"),
+    "our-causal": (ours("Decoder", "ForCausalLM"), "same"),
 }
 
 
