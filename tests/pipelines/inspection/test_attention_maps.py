@@ -10,12 +10,12 @@ from anyformer.modeling.traits import ATTENTION_KINDS
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.inspection.attention_maps import AttentionMap, attention_maps
 from family_variants import ZOO, a_share
-from transformers import BartConfig, BartModel, PreTrainedModel, T5Config, T5Model
+from native_models import native_model
+from transformers import PreTrainedModel
 
 import anyformer
 
 EXACT = 1e-9
-OF_STACK = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 
 def kept_by_eager(model, inputs) -> list[torch.Tensor]:
@@ -71,9 +71,7 @@ def test_maps_of_segments_are_those_of_rows(segment, memory, tiny_config):
 
 
 def test_native_models_are_mapped_by_what_they_say_of_themselves():
-    sizes = {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in OF_STACK.items()}
-    bart = BartModel(BartConfig(vocab_size=97, d_model=32, max_position_embeddings=64, **sizes)).eval()
-    t5 = T5Model(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)).eval()
+    bart, t5 = native_model("bart", "BartModel", decoder_layers=2), native_model("t5", "T5Model", num_layers=2)
     inputs = {"input_ids": torch.arange(3, 12)[None], "decoder_input_ids": torch.arange(3, 9)[None]}
     for model in (bart, t5):
         maps = attention_maps(model, **inputs)
