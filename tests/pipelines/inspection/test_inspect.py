@@ -12,7 +12,7 @@ from anyformer.pipelines.inspection.views import Wanted, places_of_word, view_of
 from browser import dom_of, needs_browser
 from PIL import Image
 from tiny_tokenizers import of_bytes, of_words
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, ViTImageProcessorPil
 
 import anyformer
 
@@ -55,8 +55,6 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
     script = page.read_text().split('id="data"')[1].split("</script>")[0]
     assert second["title"].endswith("</script><b>") and "<b>" not in script
     model = AutoModelForCausalLM.from_pretrained(finished_run)
-    from transformers import AutoTokenizer
-
     inputs = {"input_ids": AutoTokenizer.from_pretrained(finished_run)("the text", return_tensors="pt")["input_ids"]}
     for shown, layer in zip(first["maps"], anyformer.attention_maps(model, **inputs), strict=True):
         assert np.abs(shares(shown) - layer.weights[0].numpy()).max() < 1 / 100
@@ -98,8 +96,6 @@ def test_a_token_with_the_word_twice_in_it_is_one_place():
 
 @pytest.fixture
 def images_page(tiny_vit_config, tmp_path):
-    from transformers import ViTImageProcessorPil
-
     model = anyformer.AnyformerViTForImageClassification(tiny_vit_config()).eval()
     image = Image.fromarray(np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3))
     processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
