@@ -144,15 +144,21 @@ def trackio_runs(folder) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
-def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path, monkeypatch):
-    if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
-        pytest.skip(f"extra `{tracker}` is not installed")
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def tracker(request, tmp_path, monkeypatch) -> str:
+    """A tracker that is installed and writes below the test's folder alone."""
+    if importlib.util.find_spec(request.param) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
+        pytest.skip(f"extra `{request.param}` is not installed")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.delenv("WANDB_DIR", raising=False)
+    for name in ("WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+    return request.param
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"], indirect=True)
+def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path):
     shown = {"sample_prompts": ["the"], "sample_tokens": 4}
     recipe = tiny_recipe(training={"max_steps": 4}, evaluation={"every_steps": 2, **shown})
     assert command("train", recipe, f"training.report_to={tracker}") == 0
@@ -191,14 +197,10 @@ def tracked(tracker: str, run: Path) -> set:
     return {row for path in TRACKIO_DIR.glob("*.db") for row in sqlite3.connect(path).execute(ids, [run.name])}
 
 
-@pytest.mark.parametrize("tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"])
+@pytest.mark.parametrize(
+    "tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"], indirect=True
+)
 def test_a_resumed_run_goes_on_in_the_same_run_of_its_tracker(tracker, tiny_recipe, command, tmp_path, monkeypatch):
-    if importlib.util.find_spec(tracker) is None:
-        pytest.skip(f"extra `{tracker}` is not installed")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
-        monkeypatch.delenv(name, raising=False)
     recipe = tiny_recipe(training={"report_to": tracker, "save_steps": 2, "lr_scheduler_type": "constant"})
     run, other = tmp_path / "resumed", tmp_path / "other"
     for steps in (2, 4):  # the second goes on from the first's last checkpoint
