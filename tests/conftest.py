@@ -1,6 +1,7 @@
 """Shared helpers: offline environment, real data, tiny models."""
 
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -99,40 +100,20 @@ def own_folder_cache_and_seed(tmp_path, monkeypatch):
         keep_what_imports_left()
 
 
-def tiny(family: str, own: dict):
-    from family_variants import tiny
+def tiny_configs(family: str):
+    """A fixture: a factory of configs of a few thousand parameters (family_variants.py); keyword arguments override."""
 
-    return tiny(family, **own)
+    @pytest.fixture
+    def factory():
+        from family_variants import tiny
 
+        return functools.partial(tiny, family)
 
-@pytest.fixture
-def tiny_config():
-    """Factory of a decoder config of a few thousand parameters; keyword arguments override."""
-    return lambda **overrides: tiny("decoder", overrides)
-
-
-@pytest.fixture
-def tiny_moe_config():
-    """Factory of a decoder config with four experts in each layer; keyword arguments override."""
-    return lambda **overrides: tiny("moe", overrides)
+    return factory
 
 
-@pytest.fixture
-def tiny_encoder_config():
-    """Factory of an encoder config, BERT-like unless keyword arguments say otherwise."""
-    return lambda **overrides: tiny("encoder", overrides)
-
-
-@pytest.fixture
-def tiny_seq2seq_config():
-    """Factory of a sequence-to-sequence config, the original Transformer unless keyword arguments say otherwise."""
-    return lambda **overrides: tiny("seq2seq", overrides)
-
-
-@pytest.fixture
-def tiny_vit_config():
-    """Factory of a vision transformer's config, images of 3 x 4 patches unless keyword arguments say otherwise."""
-    return lambda **overrides: tiny("vit", overrides)
+tiny_config, tiny_moe_config = tiny_configs("decoder"), tiny_configs("moe")
+tiny_encoder_config, tiny_seq2seq_config, tiny_vit_config = map(tiny_configs, ("encoder", "seq2seq", "vit"))
 
 
 @pytest.fixture

@@ -101,20 +101,13 @@ def sections_of(family: str, folder: Path) -> dict:
             "objective": {"name": "pixels", "image_size": 8, "clusters": 8},
             "evaluation": {"every_steps": 10},
         }
-    if family == "translation":
+    if family in ("translation", "sequence_classification"):
+        columns = {"source_field": "text", "target_field": "reversed"} if family == "translation" else {}
         return {
-            "model": {"family": "seq2seq", "hidden_dropout": 0.1, **TEXT},
+            "model": {"family": "seq2seq" if columns else "encoder", "hidden_dropout": 0.1, **TEXT},
             "tokenizer": TOKENIZER,
             "data": {"files": str(example_file(folder)), "validation_fraction": 0.2},
-            "task": {"name": "translation", "source_field": "text", "target_field": "reversed", "max_length": 48},
-            "evaluation": {"every_steps": 10},
-        }
-    if family == "sequence_classification":
-        return {
-            "model": {"family": "encoder", "hidden_dropout": 0.1, **TEXT},
-            "tokenizer": TOKENIZER,
-            "data": {"files": str(example_file(folder)), "validation_fraction": 0.2},
-            "task": {"name": "sequence_classification", "max_length": 48},
+            "task": {"name": family, "max_length": 48, **columns},
             "evaluation": {"every_steps": 10},
         }
     model, objective = OBJECTIVES[family]

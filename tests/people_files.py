@@ -142,11 +142,6 @@ def texts_and_numbered_labels(words, index):
     return {"text": words(3), "label": int(index >= 30)}  # sorted by class
 
 
-@shape("sequence_classification", "IMDB Dataset.csv")
-def reviews_and_their_sentiment(words, index):
-    return {"review": words(4) + "<br /><br />" + words(), "sentiment": words.one("positive", "negative")}
-
-
 @shape("sequence_classification", "Reviews.csv")
 def stars_among_many_columns(words, index):
     return {
@@ -439,11 +434,6 @@ def translations_within_a_column(words, index):
 @shape("text_to_text", "news.csv")
 def articles_and_highlights(words, index):
     return {"id": f"f00{index}", "article": words(12), "highlights": words(2)}
-
-
-@shape("text_to_text", "dialogues.jsonl")
-def dialogues_and_summaries(words, index):
-    return {"id": f"1381{index}", "dialogue": words(6), "summary": words()}
 
 
 # ---- tags

@@ -14,10 +14,11 @@ from anyformer.pipelines.cli.parser import VERBS
 from anyformer.pipelines.experiments.story import read_story
 from anyformer.pipelines.plugins import OBJECTIVES
 from anyformer.pipelines.recipes.compose import load_recipe
-from anyformer.pipelines.recipes.introspection import family_names
+from anyformer.pipelines.recipes.field_docs import describe_fields
+from anyformer.pipelines.recipes.introspection import family_fields, family_names, training_argument_fields
 from anyformer.pipelines.recipes.recipe_files import is_file_of, shipped
 from docs_site import docs_pages
-from test_readme import NEWCOMERS
+from test_readme import NEWCOMERS, blocks
 
 import anyformer
 
@@ -67,8 +68,6 @@ def test_each_recipe_is_explained_by_its_own_header_and_names_what_it_learns(pag
 
 
 def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
-    from anyformer.pipelines.recipes.field_docs import describe_fields
-
     settings = pages["reference/settings.md"]
     for row in describe_fields():
         assert row.owners or row.name.split(".")[0] in ("objective", "task") or f"`{row.name}`" in settings, row.name
@@ -81,9 +80,6 @@ def test_every_setting_and_command_and_public_name_is_in_the_reference(pages):
 
 
 def test_what_the_page_of_words_from_elsewhere_names_exists(pages):
-    from anyformer.pipelines.recipes.field_docs import describe_fields
-    from anyformer.pipelines.recipes.introspection import family_fields, training_argument_fields
-
     text = pages["known_as.md"]
     settings = {row.name for row in describe_fields()} | {f"training.{name}" for name in training_argument_fields()}
     for family in ("decoder", "moe", "encoder", "seq2seq", "vit"):
@@ -106,8 +102,6 @@ def test_each_objective_and_task_is_in_the_table_of_what_can_be_learned(pages):
 
 @pytest.mark.parametrize("family", family_names())
 def test_every_field_of_a_familys_config_is_on_its_page_with_a_meaning_as_the_command_prints_it(family, pages, capsys):
-    from anyformer.pipelines.recipes.introspection import family_fields
-
     assert cli.main(["list", "fields", family]) == 0
     printed, page = capsys.readouterr().out.splitlines(), pages[f"reference/fields_{family}.md"]
     for name, field in family_fields(family).items():
@@ -148,9 +142,7 @@ def test_each_error_explained_is_one_that_the_code_says():
 
 
 def commands(text: str) -> list[str]:
-    lines = (
-        "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)).replace("\\\n", " ").splitlines()
-    )
+    lines = [line for block in blocks("bash", text) for line in block.replace("\\\n", " ").splitlines()]
     return [line for line in lines if line.split("#")[0].strip()]
 
 
@@ -183,7 +175,7 @@ PYTHON = [page for page in OTHER if page not in ("data.md", "story.md", "predict
 @pytest.mark.parametrize("page", [page for page in PYTHON if "```python" in (ROOT / "docs" / page).read_text()])
 def test_the_python_of_a_page_runs(page, capsys):
     namespace: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / page).read_text(), re.DOTALL | re.MULTILINE):
+    for block in blocks("python", (ROOT / "docs" / page).read_text()):
         exec(compile(block, page, "exec"), namespace)
     assert capsys.readouterr().out
 

@@ -4,7 +4,6 @@ The other pages are test_docs.py's.
 """
 
 import fnmatch
-import io
 import json
 import os
 import re
@@ -29,12 +28,16 @@ from anyformer.pipelines.experiments.samplers import grid
 from anyformer.pipelines.experiments.story import read_story
 from anyformer.pipelines.experiments.sweep_file import read_sweep
 from anyformer.pipelines.recipes.compose import load_recipe
+from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config
 from anyformer.pipelines.recipes.recipe_files import shipped, shipped_yaml
 from anyformer.pipelines.recipes.strict_yaml import parse_yaml
 from docs_site import docs_pages
+from image_data import encoded
 from local_hub import WITHOUT_ANYFORMER, client_env, run_python
 from PIL import Image
 from rehearsed import needs_mesh
+
+import anyformer
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -123,7 +126,6 @@ def launch_parses(words: list[str]) -> None:
     """The launcher takes its options, its files exist, and the recipe composes with the overrides."""
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
-    from anyformer.pipelines.recipes.deepspeed_settings import deepspeed_config
     from torch.distributed.run import get_args_parser
 
     if words[0] == "torchrun":
@@ -290,19 +292,14 @@ def write_texts(folder: Path) -> None:
         for split in splits:
             text = "\n".join(json.dumps(row) for row in rows)
             (folder / "data" / place / f"{split}.jsonl").write_text(text, encoding="utf-8")
-    images = [{"image": {"bytes": image_bytes(number), "path": None}, "label": number % 2} for number in range(200)]
+    images = [{"bytes": encoded(Image.new("L", (28, 28), number)), "path": None} for number in range(200)]
     (folder / "data" / "fashion_mnist").mkdir()
     for split in ("train", "test"):
         path = folder / "data" / "fashion_mnist" / f"{split}.parquet"
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(images), path)
+        rows = [{"image": image, "label": number % 2} for number, image in enumerate(images)]
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     (folder / "data" / "imdb").mkdir()
     pyarrow.parquet.write_table(table, folder / "data" / "imdb" / "unsupervised_15k.parquet")
-
-
-def image_bytes(number: int) -> bytes:
-    file = io.BytesIO()
-    Image.new("L", (28, 28), number).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -479,8 +476,6 @@ def test_data_sections_of_the_pages_give_rows(on_stage, capsys):
 
 
 def test_the_table_of_families_is_complete_and_true():
-    import anyformer
-
     header = "| family | models | class | presets | result |\n"
     _rule, *rows = PAGES["families"].split(header)[1].split("\n\n")[0].splitlines()
     cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]

@@ -13,6 +13,7 @@ import yaml
 from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.starting.beginnings import INSTALLED
 from PIL import Image
+from task_data import write_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,10 +51,6 @@ def sentences() -> list[tuple[str, str, str]]:
         for month in MONTHS
         for english, german in [WEATHER[(number + len(month)) % len(WEATHER)]]
     ]
-
-
-def write_lines(file: Path, rows: list[dict]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def write_table(file: Path, names: tuple[str, ...], rows: list[tuple]) -> None:

@@ -73,9 +73,7 @@ def test_each_row_of_the_results_has_commands_and_a_run_of_its_own(results):
 
 
 @pytest.mark.slow
-def test_a_row_is_measured_and_written(results, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
+def test_a_row_is_measured_and_written(results, monkeypatch):
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     command = shlex.join(["anyformer", "train", "quickstart", *TINY, SMALL_VOCABULARY, "training.output_dir=runs/tiny"])
     cells = ("`quickstart` (Q)", "Python's sources", "perplexity 1.0", "", "", "never")

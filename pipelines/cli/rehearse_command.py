@@ -123,8 +123,7 @@ def beside(found: "Rehearsal", plan: "Plan") -> str:
         ONCE: (found.flops_once, plan.time.flops_per_token * once / found.mesh.get("tp", 1)),
     }
     said = [
-        (name, f"{four_digits(x / 1e12)} T" if name == ONCE else size_words(x), x / y)
-        for name, (y, x) in lines.items()
+        (name, f"{four_digits(x / 1e12)} T" if name == ONCE else size_words(x), x / y) for name, (y, x) in lines.items()
     ]
     return ", ".join(f"{name} {words} ({share - 1:+.1%})" for name, words, share in said)
 

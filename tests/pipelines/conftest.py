@@ -1,11 +1,13 @@
 """A tiny recipe on real text, and ways to run it."""
 
 import json
+import shutil
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import pytest
 import yaml
+from processes import end_in_micro_batch, free_port, logged_losses, run_ranks
 
 
 @pytest.fixture
@@ -66,7 +68,6 @@ def command():
 @pytest.fixture
 def alone(command, tmp_path):
     """Train a recipe in this process -> (run.json, losses, folder)."""
-    from processes import free_port, logged_losses
 
     def run(recipe, *overrides):
         run = tmp_path / f"alone-{free_port()}"
@@ -79,9 +80,6 @@ def alone(command, tmp_path):
 @pytest.fixture
 def ranks(command, tmp_path):
     """Train a recipe in some gloo ranks, from a checkpoint where one is given -> (run.json, losses, folder)."""
-    import shutil
-
-    from processes import free_port, logged_losses, run_ranks
     from test_distributed import rank_main
 
     def run(count, recipe, *overrides, start=None):
@@ -102,7 +100,6 @@ def ranks(command, tmp_path):
 @pytest.fixture
 def whole_and_killed(command, tmp_path):
     """Train in two folders, in the second killed in that micro-batch and begun again: equal weights and numbers."""
-    from processes import end_in_micro_batch
     from run_folders import assert_same_weights, facts_of
 
     def run(micro_batch, *arguments, weights="model.safetensors"):

@@ -1,4 +1,5 @@
-"""Adapters that PEFT alone has saved, and bases in another place: every command computes what PEFT does."""
+"""Adapters that PEFT alone has saved: every command computes what PEFT does, or refuses what is not whole or not of
+this base."""
 
 import io
 import json
@@ -7,6 +8,9 @@ import sys
 
 import pytest
 import torch
+from anyformer.pipelines.adapters import load_merged, load_model, weights_identity
+from anyformer.pipelines.errors import UserError
+from family_variants import a_share
 from local_hub import run_without_anyformer
 from safetensors.torch import load_file, save_file
 from tiny_tokenizers import of_words
@@ -25,6 +29,8 @@ SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "
 SIZES |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 40}
 SIZES |= {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
 WORDS = ["<pad>", "<unk>", "the", "a", "cat", "dog", "sat", "ran", "so", "it", *(f"word{n}" for n in range(30))]
+IDS = torch.arange(1, 9)[None]
+TOLERANCE = 1e-4  # fp32: merged weights add up in another order
 ROUNDED = 5e-2  # of the largest logit: a sum is rounded to bf16, whose steps are 2^-8 of a number
 WEIGHTS = "adapter_model.safetensors"
 TARGETS = {"target_modules": ["q_proj", "down_proj"]}
@@ -32,7 +38,11 @@ KINDS = {
     "lora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", **TARGETS),
     "rslora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", use_rslora=True, **TARGETS),
     "dora": lambda: peft.LoraConfig(task_type="CAUSAL_LM", use_dora=True, **TARGETS),
-    "rows": lambda: peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=["embed_tokens", "lm_head"], **TARGETS),
+    "head": lambda: peft.LoraConfig(task_type="CAUSAL_LM", modules_to_save=["lm_head"], **TARGETS),
+    "rows": lambda: peft.LoraConfig(task_type="CAUSAL_LM", **TARGETS),
+    "rows and tables": lambda: peft.LoraConfig(
+        task_type="CAUSAL_LM", modules_to_save=["embed_tokens", "lm_head"], **TARGETS
+    ),
     "ia3": lambda: peft.IA3Config(task_type="CAUSAL_LM", feedforward_modules=["down_proj"], **TARGETS),
 }
 
@@ -41,7 +51,7 @@ KINDS = {
 def adapter(tmp_path):
     """A function: make an adapter as PEFT saves it, on a base in the folder `base` -> (its folder, PEFT's model)."""
 
-    def make(config, auto=AutoModelForCausalLM, rows=None, **how):
+    def make(config=None, auto=AutoModelForCausalLM, rows=None, **how):
         tokenizer = of_words(WORDS, unk="<unk>", pad="<pad>", eos="<pad>")
         if not (tmp_path / "base").exists():
             LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "base")
@@ -51,7 +61,7 @@ def adapter(tmp_path):
         if rows:
             base.resize_token_embeddings(rows, mean_resizing=False)
             tokenizer.save_pretrained(folder)
-        model = peft.get_peft_model(base, config).eval()
+        model = peft.get_peft_model(base, config or KINDS["lora"]()).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -70,13 +80,18 @@ def written(model, tokenizer, prompt: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_command_answers_as_peft_computes_it(kind, adapter, command, tmp_path, capsys, monkeypatch):
-    folder, model = adapter(KINDS[kind](), rows=47 if kind == "rows" else None)
+    folder, model = adapter(KINDS[kind](), rows=47 if "rows" in kind else None)
+    logits = model(IDS).logits.detach()
+    for loaded in (load_model(AutoModelForCausalLM, folder), load_merged(AutoModelForCausalLM, folder)[0].eval()):
+        torch.testing.assert_close(loaded(IDS).logits, logits, atol=TOLERANCE, rtol=0)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
     expected = written(model, tokenizer, "the cat")
     pairs = [{"sentence_good": "a cat sat", "sentence_bad": "sat a cat"}]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     assert command("merge", folder, tmp_path / "merged") == 0
     assert "argmax equal in 100.0%" in capsys.readouterr().out
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
+    torch.testing.assert_close(merged(IDS).logits, logits, atol=TOLERANCE, rtol=0)
     scores = []
     for source in (folder, tmp_path / "merged"):
         how = ("--max-new-tokens", "6", "--greedy")
@@ -91,11 +106,11 @@ def test_every_command_answers_as_peft_computes_it(kind, adapter, command, tmp_p
     assert of_adapter == pytest.approx(of_merged, abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["prompt", "prefix", "own bias"])
+@pytest.mark.parametrize("kind", ["prefix", "own bias"])
 def test_what_is_no_part_of_a_weight_is_one_sentence(kind, adapter, command, tmp_path, capsys):
     own = peft.LoraConfig(task_type="CAUSAL_LM", lora_bias=True, **TARGETS)
-    prompts = {"prompt": peft.PromptTuningConfig, "prefix": peft.PrefixTuningConfig}
-    folder, _ = adapter(own if kind == "own bias" else prompts[kind](task_type="CAUSAL_LM", num_virtual_tokens=4))
+    prefix = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    folder, _ = adapter(own if kind == "own bias" else prefix)
     assert command("merge", folder, tmp_path / "merged") == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert ("cannot be added to its base" if kind == "own bias" else "which adds to no weight of its base") in error
@@ -121,31 +136,22 @@ def test_a_head_that_peft_put_on_a_base_answers_rows(adapter, command, tmp_path,
 
 
 def test_a_base_in_another_place_is_named_and_compared_with_that_of_the_training(adapter, command, tmp_path, capsys):
-    from anyformer.pipelines.adapters import weights_identity
-
-    folder, _ = adapter(KINDS["lora"]())
-    start = ("generate", folder, "the cat", "--greedy", "--max-new-tokens", "6")
-    assert command(*start) == 0
-    expected, here = capsys.readouterr().out, tmp_path / "elsewhere"
+    """What is computed then is in test_lora.py."""
+    folder, _ = adapter()
+    start, here = ("generate", folder, "the cat", "--greedy", "--max-new-tokens", "6"), tmp_path / "elsewhere"
     (tmp_path / "rows.csv").write_text("text\na cat\n")
-    (folder / "run.json").write_text(
-        json.dumps({"data": {"base_weights": weights_identity(tmp_path / "base", alone=True)}})
-    )
+    of_training = {"base_weights": weights_identity(tmp_path / "base", alone=True)}
+    (folder / "run.json").write_text(json.dumps({"data": of_training}))
     shutil.move(tmp_path / "base", here)
-    for refused in (start, ("merge", folder, tmp_path / "merged"), ("predict", folder, tmp_path / "rows.csv")):
-        assert command(*refused) == 2
-        assert "which is not found here; name it by --base-model NAME" in capsys.readouterr().err
-    assert command(*start, "--base-model", here) == 0
-    assert capsys.readouterr().out.splitlines()[0] == expected.splitlines()[0]
-    assert command("merge", folder, tmp_path / "merged", "--base-model", here) == 0
-    capsys.readouterr()
     for words, sentence in (
+        (("predict", folder, tmp_path / "rows.csv"), "which is not found here; name it by --base-model NAME"),
         (("generate", here, "the cat", "--base-model", here), "is the base of an adapter, and"),
         ((*start, "--base-model", tmp_path / "nowhere"), "--base-model="),
         ((*start, "--base-model", folder), "is an adapter"),
     ):
         assert command(*words) == 2
         assert sentence in capsys.readouterr().err
+    assert command(*start, "--base-model", here) == 0
     weights = load_file(here / "model.safetensors")
     save_file({name: x + 0.1 for name, x in weights.items()}, here / "model.safetensors", {"format": "pt"})
     assert command(*start, "--base-model", here) == 2
@@ -160,15 +166,14 @@ def test_a_sum_with_a_base_of_few_bits_is_that_of_its_values_and_has_16(bits, ad
         how["quantization_config"] = BitsAndBytesConfig(**{bits: True})
     LlamaForCausalLM(LlamaConfig(**SIZES)).save_pretrained(tmp_path / "wide")
     AutoModelForCausalLM.from_pretrained(tmp_path / "wide", **how).save_pretrained(tmp_path / "base")
-    folder, model = adapter(KINDS["lora"]())
-    ids = torch.arange(1, 9)[None]
-    expected = model(ids).logits.detach().float()
+    folder, model = adapter()
+    expected = model(IDS).logits.detach().float()
     assert command("merge", folder, tmp_path / "merged") == 0
     assert "parameters in bfloat16" in capsys.readouterr().out
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval()
     assert merged.dtype == torch.bfloat16 and not hasattr(merged.config, "quantization_config")
     tolerance = ROUNDED * expected.abs().max().item()
-    torch.testing.assert_close(merged(ids).logits.float(), expected, atol=tolerance, rtol=0)
+    torch.testing.assert_close(merged(IDS).logits.float(), expected, atol=tolerance, rtol=0)
 
 
 # It loads each folder and compares logits; `anyformer` cannot be imported.
@@ -199,7 +204,7 @@ report({"texts": len(texts)})
 @pytest.mark.parametrize("trained_by", ["peft", "anyformer"])
 def test_without_anyformer_what_goes_out_is_loaded(trained_by, adapter, command, tmp_path):
     """An adapter, the sum with its base, and a native model that was ours in between."""
-    folder, _ = adapter(KINDS["lora"]())
+    folder, _ = adapter()
     base, ours, again = tmp_path / "base", tmp_path / "ours", tmp_path / "again"
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
     assert command("convert", base, ours) == 0 and command("convert", ours, again) == 0
@@ -219,3 +224,76 @@ def test_without_anyformer_what_goes_out_is_loaded(trained_by, adapter, command,
     assert command("merge", folder, tmp_path / "merged") == 0
     (tmp_path / "elsewhere").mkdir()
     assert run_without_anyformer(ALONE, folder, tmp_path / "merged", base, again, cwd=tmp_path / "elsewhere")
+
+
+# ------------------------------------------------------------------------ what is not whole, or not of this base
+
+
+def changed(weights, fault):
+    name = next(name for name in weights if "lora_B" in name)
+    if fault == "lacking":
+        return {key: value for key, value in weights.items() if key != name}
+    if fault == "foreign":
+        return weights | {name.replace("layers.0", "layers.7"): weights[name].clone()}
+    if fault == "shape":
+        return weights | {name: weights[name][:-1].contiguous()}
+    return weights | {name: weights[name].index_fill(0, torch.tensor([3]), float(fault))}
+
+
+@pytest.mark.parametrize("fault", a_share(["lacking", "foreign", "shape", "nan", "inf", "half", "base"], 3))
+def test_a_faulty_adapter_is_one_sentence_everywhere(adapter, fault, command, capsys, tmp_path):
+    folder, _ = adapter()
+    if fault == "half":
+        (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:3000])
+    elif fault == "base":
+        (folder / "run.json").write_text(json.dumps({"data": {"base_weights": ["0" * 32]}}))
+    else:
+        save_file(changed(load_file(folder / WEIGHTS), fault), folder / WEIGHTS, {"format": "pt"})
+    assert command("merge", folder, tmp_path / "merged") == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+    assert not (tmp_path / "merged").exists() and not list(tmp_path.glob(".merged*"))
+    for load in (load_model, load_merged):
+        with pytest.raises(UserError):
+            load(AutoModelForCausalLM, folder)
+
+
+@pytest.mark.parametrize("change", ["edited", "moved", "of the Hub", "weights", "config"])
+def test_a_base_is_the_one_of_the_training_by_its_weights_alone(adapter, change, command, capsys, tmp_path):
+    folder, _ = adapter()
+    base = tmp_path / "base"
+    of_training = weights_identity(base, alone=True) if change != "of the Hub" else ["owner/base@0123"]
+    (folder / "run.json").write_text(json.dumps({"data": {"base_weights": of_training}}))
+    if change == "edited":  # what people write into a model's folder
+        for name in ("generation_config.json", "chat_template.jinja", "README.md", "run.json"):
+            (base / name).write_text("{}")
+    elif change == "moved":
+        shutil.copytree(base, tmp_path / "elsewhere")
+        shutil.rmtree(base)
+        settings = json.loads((folder / "adapter_config.json").read_text())
+        settings["base_model_name_or_path"] = str(tmp_path / "elsewhere")
+        (folder / "adapter_config.json").write_text(json.dumps(settings))
+    elif change == "weights":
+        weights = load_file(base / "model.safetensors")
+        save_file({name: x + 0.1 for name, x in weights.items()}, base / "model.safetensors", {"format": "pt"})
+    elif change == "config":
+        settings = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps(settings | {"rms_norm_eps": 0.1}))
+    refused = change in ("weights", "config")
+    assert command("merge", folder, tmp_path / "merged") == 2 * refused
+    assert ("has other weights than when it was trained" in capsys.readouterr().err) == refused
+
+
+def test_rows_that_peft_did_not_save_are_not_invented(adapter):
+    folder, _ = adapter(peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["embed_tokens", "q_proj"]), rows=47)
+    with pytest.raises(UserError, match="has 47 tokens and no rows of lm_head"):
+        load_merged(AutoModelForCausalLM, folder)
+
+
+def test_nan_in_the_base_is_not_merged(adapter, tmp_path):
+    folder, _ = adapter()
+    file = tmp_path / "base" / "model.safetensors"
+    weights = load_file(file)
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match=r"model\.norm\.weight holds NaN"):
+        load_merged(AutoModelForCausalLM, folder)

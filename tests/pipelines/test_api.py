@@ -1,11 +1,14 @@
 """The package in Python does what the command line does, silently, and returns what it made."""
 
-import json
+import contextlib
+import io
 
 import pytest
 import torch
+import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.schema import Recipe
+from golden_runs import recipe_of
 
 import anyformer
 
@@ -13,28 +16,13 @@ import anyformer
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """(recipe file, run) of a tiny run made in Python, and what it printed."""
-    import contextlib
-    import io
-    import os
-    from pydoc_data.topics import topics
-
-    import yaml
-
     folder = tmp_path_factory.mktemp("api")
-    lines = [json.dumps({"text": topics[name]}) for name in sorted(topics)[:16]]
-    (folder / "topics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    recipe = {
-        "model": {"family": "decoder", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4},
-        "tokenizer": {"type": "byte_bpe", "vocab_size": 400},
-        "data": {"files": str(folder / "topics.jsonl"), "validation_fraction": 0.1, "cache_dir": str(folder / "cache")},
-        "objective": {"sequence_length": 32},
-        "training": {"output_dir": str(folder / "run"), "max_steps": 50, "bf16": False, "logging_steps": 1},
-        "evaluation": {"sample_prompts": ["The "], "sample_tokens": 4},
-    }
+    recipe = recipe_of("decoder", folder)
+    recipe["data"] |= {"validation_fraction": 0.1, "cache_dir": str(folder / "cache")}
+    recipe["evaluation"] = {"sample_prompts": ["The "], "sample_tokens": 4}
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
     printed = io.StringIO()
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with contextlib.redirect_stdout(printed):
         run = anyformer.train(path, training={"max_steps": 4}, evaluation={"sample_tokens": 3})
     return path, run, printed.getvalue()

@@ -12,7 +12,10 @@ from anyformer.pipelines.cli import commands as cli
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.recipes.compose import load_recipe
 from golden_runs import losses_of, recipe_of
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers import AttentionInterface, GPT2Config, GPT2LMHeadModel, LlamaConfig
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils.generic import is_flash_attention_requested
 
 import anyformer
 
@@ -126,8 +129,6 @@ def test_training_on_a_cpu_refuses_what_has_no_gradients_there_and_what_is_not_i
 
 
 def test_a_plug_ins_backend_is_known_by_its_name():
-    from transformers import AttentionInterface
-
     AttentionInterface.register("of_a_plug_in", lambda *args, **kwargs: None)
     try:
         check_attention("of_a_plug_in")
@@ -173,10 +174,6 @@ def test_a_native_class_without_a_choice_of_experts_says_so():
 
 
 def test_the_names_are_those_that_transformers_has():
-    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from transformers.utils.generic import is_flash_attention_requested
-
     anyformer.register()
     assert set(ATTENTION) - {"auto", "eager"} <= set(ALL_ATTENTION_FUNCTIONS.valid_keys())
     assert set(EXPERTS) - {"auto", "eager"} <= set(ALL_EXPERTS_FUNCTIONS.valid_keys())

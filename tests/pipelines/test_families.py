@@ -72,7 +72,7 @@ def toy(tmp_path, monkeypatch):
     del sys.modules["anyformer.modeling.toy"]
 
 
-def test_a_new_family_is_its_file_its_config_and_its_row(toy, tmp_path, tiny_recipe, command, capsys):
+def test_a_new_family_is_its_file_its_config_and_its_row(toy, tiny_recipe, command, capsys):
     assert command("list", "fields", "toy") == 0
     assert "model.toy_width: what a toy has and nothing else" in capsys.readouterr().out
     recipe = tiny_recipe(model={"family": "toy", "toy_width": 16}, training={"max_steps": 2, "save_steps": 2})

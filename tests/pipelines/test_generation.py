@@ -135,8 +135,6 @@ def test_what_is_no_model_is_one_sentence(tmp_path, capsys):
     [
         ("{% if messages %}", "cannot put a question (Unexpected end of template"),
         ("{{ raise_exception('a system message first') }}", "cannot put a question (a system message first)"),
-        ("{{ messages.last.content }}", "cannot put a question ("),
-        ("{{ 'user: ' + 1 }}", "cannot put a question ("),
         ("{{ 1 / 0 }}", "cannot put a question (division by zero)"),
         ("{# nothing #}", "leaves nothing of the question"),
     ],
@@ -179,16 +177,14 @@ def test_text_is_told_piece_by_piece_as_it_is_written(saved):
     ],
 )
 def test_a_model_that_writes_no_text_is_refused_with_what_it_does(architecture, words, tmp_path, capsys):
-    kinds = {"AnyformerEncoder": "anyformer_encoder", "AnyformerViT": "anyformer_vit"}
-    kind = next((kind for name, kind in kinds.items() if architecture.startswith(name)), "bert")
+    kind = "anyformer_encoder" if architecture.startswith("AnyformerEncoder") else "bert"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [architecture]}))
     assert main(["generate", str(tmp_path), "text"]) == 2
     err = capsys.readouterr().err
     assert words in err and err.count("\n") == 1
 
 
-def test_a_missing_folder_among_runs_is_answered_with_the_runs_there(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_missing_folder_among_runs_is_answered_with_the_runs_there(tmp_path):
     with pytest.raises(UserError, match="MODEL=runs/x: no such folder; anyformer train quickstart makes runs/quick"):
         locate_model("runs/x")
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)

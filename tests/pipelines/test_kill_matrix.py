@@ -10,15 +10,12 @@ from functools import partial
 import pytest
 from processes import run_ranks
 from task_data import task_recipe
-from test_distributed import needs_deepspeed, rank_main
+from test_distributed import ENGINES, needs_deepspeed, rank_main
 from test_elastic import dying
 from test_mixture_stream import mixed_recipe, steps_of  # noqa: F401 (a fixture)
 from test_streams import stream_recipe  # noqa: F401 (a fixture)
 
-ENGINES = [
-    "ddp",
-    *(pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3")),
-]
+OF_ALL_DATA = ["ddp", *(pytest.param(name, marks=needs_deepspeed) for name in ("zero2", "zero3"))]
 # Ten steps of 2 processes x 2 micro-batches x 2 rows; an epoch has fewer steps.
 TRAINING = {
     "max_steps": 10,
@@ -43,15 +40,14 @@ def recipes(tiny_recipe, stream_recipe, mixed_recipe, tmp_path):  # noqa: F811
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["packed", "examples", "stream", "streamed mixture"])
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", OF_ALL_DATA)
 def test_a_run_of_two_processes_that_is_killed_twice_ends_bit_identical(engine, kind, recipes, command, tmp_path):
     recipe, environment = recipes[kind](), {"DS_ACCELERATOR": "cpu"}
-    options = [] if engine == "ddp" else [f"training.deepspeed={engine}"]
 
     def ranks(name, main, run, *more):
         folder = tmp_path / name
         folder.mkdir()
-        arguments = (command, recipe, f"training.output_dir={tmp_path / run}", *options, *more)
+        arguments = (command, recipe, f"training.output_dir={tmp_path / run}", *ENGINES[engine], *more)
         run_ranks(2, main, *arguments, folder=folder, env=environment)
 
     ranks("log-whole", rank_main, "whole")

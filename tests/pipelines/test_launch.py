@@ -35,7 +35,6 @@ ADAMW = "training.optim=adamw"  # quickstart's own muon needs whole matrices
         (["--nproc", "2"], "--nproc 2 goes with --launch, such as --launch ddp --nproc 2"),
         (["--launch", "ddp"], "say how many, such as --nproc 2"),
         (["--launch", "zero2", "--nproc", "2"], "training.optim=muon needs whole matrices"),
-        (["--launch", "zero2", "--nproc", "2", ADAMW, "training.ema_decay=0.9"], "training.ema_decay=0.9 needs whole"),
         (["--launch", "ddp", "--nproc", "2", "training.deepspeed=zero3"], "deepspeed='zero3'; write --launch zero2"),
         (["--launch", "zero2", "--nproc", "2", ADAMW, "training.deepspeed=zero3"], "is of stage 3; write"),
         (["--launch", "ddp", "--nproc", "2", "training.fsdp=full_shard"], "use training.parallelism, such as"),

@@ -7,18 +7,24 @@ import shutil
 
 import pytest
 import torch
+import transformers
 import yaml
 from anyformer.pipelines.accounting.lora import with_lora
+from anyformer.pipelines.adapters import load_config, load_merged, load_model
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.interop.verify import Float64Mode
 from anyformer.pipelines.plugins import OBJECTIVES
+from anyformer.pipelines.publishing.publish import files_to_publish
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.recipes.schema import LoraSettings
+from anyformer.pipelines.storage.model_folder import open_model_folder
 from rehearsed import needs_mesh
 from run_folders import facts_of
 from safetensors.torch import load_file, save_file
 from task_data import task_recipe, write_lines
 from test_distributed import assert_close
 from test_text_to_text import mixed_recipe
+from transformers import LlamaConfig, LlamaForCausalLM
 
 peft = pytest.importorskip("peft")
 
@@ -40,8 +46,6 @@ def masked_base(tmp_path, command):
 def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(
     tmp_path, command, capsys, masked_base, whole_and_killed
 ):
-    import transformers
-
     before = (masked_base / "model.safetensors").read_bytes()
     steps = {"max_steps": 20, "gradient_accumulation_steps": 2, "learning_rate": 0.02}  # epochs of 8 steps
     recipe = task_recipe(
@@ -65,9 +69,6 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(
     assert (masked_base / "model.safetensors").read_bytes() == before
 
     # PEFT's own way, and transformers' with the config beside it.
-    from anyformer.pipelines.adapters import load_config, load_merged, load_model
-    from anyformer.pipelines.interop.verify import Float64Mode
-
     auto = transformers.AutoModelForSequenceClassification
     config = load_config(whole)
     assert config.id2label == {0: "sad", 1: "glad"} and json.loads((whole / "adapter_config.json").read_text())[
@@ -112,9 +113,6 @@ def test_an_adapted_classifier_survives_a_kill_loads_everywhere_and_merges(
     assert command("publish", whole, "me/mine") == 2
     assert "anyformer merge" in capsys.readouterr().err
     # With a base that everybody has, the adapter and what belongs to it are published, and no path of this machine.
-    from anyformer.pipelines.publishing.publish import files_to_publish
-    from anyformer.pipelines.storage.model_folder import open_model_folder
-
     own = json.loads((whole / "adapter_config.json").read_text())
     (whole / "adapter_config.json").write_text(json.dumps(own | {"base_model_name_or_path": "me/base"}))
     files = files_to_publish(open_model_folder(whole))
@@ -241,9 +239,6 @@ def test_an_adapted_decoder_writes_goes_on_and_is_saved_merged_on_request(tmp_pa
     assert capsys.readouterr().out.startswith("The")
     settings = json.loads((run / "generation_config.json").read_text()) | {"repetition_penalty": 1.5}
     (run / "generation_config.json").write_text(json.dumps(settings))
-    import transformers
-    from anyformer.pipelines.adapters import load_model
-
     assert load_model(transformers.AutoModelForCausalLM, run).generation_config.repetition_penalty == 1.5
     assert command("convert", run, tmp_path / "native") == 2
     assert "is an adapter; make a whole model of it first" in capsys.readouterr().err
@@ -343,8 +338,6 @@ def test_what_lora_cannot_share_is_one_sentence(words, sentence, tiny_recipe, tm
 
 
 def test_adapters_of_layers_with_one_input_keep_it_once_and_learn_the_same():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = torch.arange(64).view(2, 32)
 

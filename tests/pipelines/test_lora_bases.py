@@ -11,15 +11,18 @@ from contextlib import nullcontext
 import pytest
 import torch
 import transformers
+from anyformer.pipelines.accounting.flops import FlopCount, weights_in
 from anyformer.pipelines.adapters import check_read_by_cpu, load_merged, load_model
 from anyformer.pipelines.errors import UserError
+from anyformer.pipelines.objectives.documents_apart import keeps_documents_apart
 from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.training.engines.asked import engine_for
 from anyformer.pipelines.transformers_logging import unsaid
 from run_folders import facts_of, lines_of
 from safetensors.torch import load_file
 from task_data import random_decoder, task_recipe
-from transformers import LlamaConfig, LlamaForCausalLM
+from test_distributed import ENGINES
+from transformers import BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM
 
 peft = pytest.importorskip("peft")
 
@@ -140,9 +143,6 @@ def test_the_reference_of_preferences_is_rounded_as_the_trained_model_is(tmp_pat
 
 @pytest.mark.skipif(not HAS_4_BITS, reason="needs bitsandbytes")
 def test_a_checkpoint_of_4_bits_trains_adapters_alone_and_stays_as_it_is(tmp_path, command, start, capsys):
-    from anyformer.pipelines.objectives.documents_apart import keeps_documents_apart
-    from transformers import BitsAndBytesConfig
-
     native, packed, run = tmp_path / "native", tmp_path / "packed", tmp_path / "run"
     sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, max_position_embeddings=64)).save_pretrained(native)
@@ -175,8 +175,6 @@ def test_a_checkpoint_of_4_bits_trains_adapters_alone_and_stays_as_it_is(tmp_pat
 
 def test_flops_of_packed_weights_are_those_of_the_weights(tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes")
-    from anyformer.pipelines.accounting.flops import FlopCount, weights_in
-
     config = LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=96, num_hidden_layers=1)
     LlamaForCausalLM(config).requires_grad_(False).save_pretrained(tmp_path)
     how = transformers.BitsAndBytesConfig(load_in_4bit=True)
@@ -227,13 +225,7 @@ def test_what_libraries_log_and_warn_of_less_than_an_error_is_not_shown(caplog):
     assert caplog.messages == ["but this", "and this"]
 
 
-ENGINES = {
-    "ddp": [],
-    "zero2": ["training.deepspeed=zero2"],
-    "zero3": ["training.deepspeed=zero3"],
-    "dp_shard": ["training.parallelism={dp_shard: 2}"],
-}
-SHARED = [("ddp", "nf4"), ("zero2", "nf4"), ("zero2", "bfloat16"), ("zero3", "bfloat16"), ("dp_shard", "bfloat16")]
+SHARED = [("ddp", "nf4"), ("zero2", "nf4"), ("zero2", "bfloat16"), ("zero3", "bfloat16"), ("fsdp2", "bfloat16")]
 
 
 @pytest.mark.slow

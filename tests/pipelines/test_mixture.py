@@ -20,6 +20,7 @@ from anyformer.pipelines.training.models import model_config
 from family_variants import a_share
 from run_folders import lines_of
 from task_data import write_lines
+from transformers import T5Config
 
 TEXTS = [topics[name][:900] for name in sorted(topics)[:30]]
 MIDDLES = {"name": "fill_in_the_middle", "label": "middles", "fim_rate": 0.9}
@@ -87,14 +88,13 @@ def trimmed(batch, place):
     ids, labels = batch["input_ids"][place], batch["labels"][place]
     if "attention_mask" in batch:
         ids = ids[batch["attention_mask"][place].bool()]
-        labels = labels if len(labels) == len(ids) else labels[: len(labels)]
     kept = (labels != IGNORE_INDEX).nonzero()
     positions = batch["position_ids"][place].tolist() if "position_ids" in batch else None
     return ids.tolist(), labels[: int(kept[-1]) + 1 if len(kept) else 0].tolist(), positions
 
 
 @pytest.mark.parametrize("family", PARTS)
-def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_them(family, mixture, tmp_path):
+def test_a_parts_rows_are_those_of_its_objective_alone_whatever_stands_beside_them(family, mixture):
     path = mixture(family)
     data = prepare_data(load_recipe(str(path)))
     train, parts = data.rows["train"], PARTS[family]
@@ -245,7 +245,6 @@ REFUSED = {
     f"{CAUSAL}, {CAUSAL}": "objective.parts.1.label='causal' must be a name of letters, digits and _ that no other has",
     f"{CAUSAL}, {{name: prefix_lm, label: a b}}": "objective.parts.1.label='a b' must be a name",
     f"{CAUSAL}, {{weight: 2}}": "objective.parts.1.name=null is not one of its choices; known: causal",
-    f"{CAUSAL}, {{name: prefix}}": "objective.parts.1.name='prefix' is not one of its choices; did you mean prefix_lm?",
     f"{CAUSAL}, {{name: pixels}}": "objective.parts.1.name='pixels' is not one of its choices; known: causal",
     f"{CAUSAL}, {{name: prefix_lm, fim_rate: 0.5}}": "objective.parts.1.fim_rate has no effect with "
     "objective.parts.1.name=prefix_lm; it belongs to fill_in_the_middle",
@@ -256,7 +255,6 @@ REFUSED = {
     "data.streaming=true needs data.dataset; other sources are not streamed",
     "{name: causal, data: {files: f}}, {name: prefix_lm, data: {files: f}}": "data.files has no effect with",
     f"{CAUSAL}, {{name: prefix_lm, data: {{files: f, cache_dir: c}}}}": "objective.parts.1.data.cache_dir has no",
-    "causal": "objective.parts.0='causal' is not a section of settings",
 }
 
 
@@ -291,8 +289,6 @@ def test_a_streamed_part_needs_a_number_of_steps(mixture):
 
 
 def test_parts_that_train_different_heads_of_a_checkpoint_are_refused(mixture, tmp_path):
-    from transformers import T5Config
-
     T5Config().save_pretrained(tmp_path / "t5")
     model = [f"model={{name_or_path: {tmp_path / 't5'}}}", "tokenizer={}"]
     for other in ("prefix_lm", "denoising"):

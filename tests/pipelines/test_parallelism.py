@@ -20,7 +20,7 @@ from anyformer.pipelines.training.engines import launch
 from anyformer.pipelines.training.engines.mesh import Mesh
 from processes import logged_losses
 from rehearsed import needs_mesh
-from safetensors.torch import load_file
+from run_folders import assert_same_weights, saved_weights
 from test_distributed import assert_close, needs_deepspeed
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import AutoModelForCausalLM, LlamaConfig
@@ -43,7 +43,7 @@ def assert_same_run(got, expected):
     for name, value in single["metrics"].items():
         assert facts["metrics"][name] == pytest.approx(value, rel=1e-4), name
     assert facts["parameters"] == single["parameters"]
-    weights, own_weights = load_file(run / "model.safetensors"), load_file(own_run / "model.safetensors")
+    weights, own_weights = saved_weights(run), saved_weights(own_run)
     assert weights.keys() == own_weights.keys()
     for name, tensor in own_weights.items():  # Adam divides by the root of tiny squares: 1e-5 per weight is not kept
         torch.testing.assert_close(weights[name], tensor, atol=2e-3, rtol=0, msg=name)
@@ -89,8 +89,7 @@ def test_processes_that_share_a_model_train_what_one_trains_and_go_on_from_a_che
         pass
     again = ranks(count, recipe, few, rows, shared, start=checkpoint)
     assert again[1] == got[1][25:]
-    weights, others = load_file(got[2] / "model.safetensors"), load_file(again[2] / "model.safetensors")
-    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    assert_same_weights(got[2], again[2])
 
 
 @pytest.mark.slow
@@ -109,8 +108,7 @@ def test_muon_of_several_processes_is_muon_of_one_and_goes_on_from_a_checkpoint(
     assert_same_run(got, expected)
     again = ranks(count, recipe, rows, shared, start=got[2] / "checkpoint-6")
     assert again[1] == got[1][6:]
-    weights, others = load_file(got[2] / "model.safetensors"), load_file(again[2] / "model.safetensors")
-    assert all(torch.equal(tensor, others[name]) for name, tensor in weights.items())
+    assert_same_weights(got[2], again[2])
 
 
 @pytest.mark.slow

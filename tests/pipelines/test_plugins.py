@@ -6,14 +6,18 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from anyformer.pipelines import plugins
 from anyformer.pipelines.plugins import METRICS, OBJECTIVES, OPTIMIZERS, PARTS, SCHEDULES, SOURCES
 from anyformer.pipelines.storage.plugin_code import _with_siblings
 from local_hub import run_without_anyformer
+from processes import logged_losses
+from run_folders import facts_of
+from transformers import AutoModelForCausalLM
 from unregister import unregister
 
-from anyformer import load_recipe, prepare_data
+from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM, load_recipe, prepare_data
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"objective": 40, "task": 40, "metric": 10, "data source": 20}
@@ -100,6 +104,19 @@ def watched(cls: type, monkeypatch) -> set[str]:
     return waiting
 
 
+def learned(recipe: Path, named: list, command, least: float) -> dict:
+    """run.json of a run that is previewed, trained until its loss has fallen so much, and measured again alike."""
+    run = recipe.parent / "run"
+    assert command("preview", recipe, "--rows", "1", *named) == 0
+    assert command("train", recipe, *named) == 0
+    losses = logged_losses(run)[:8]
+    assert losses[-1] < losses[0] - least
+    assert command("evaluate", run, recipe, *named) == 0
+    found, facts = json.loads((run / "evaluation-mine.json").read_text())["metrics"], facts_of(run)
+    assert {f"validation_{name}": pytest.approx(value, rel=1e-5) for name, value in found.items()} == facts["metrics"]
+    return facts
+
+
 def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, command, capsys, monkeypatch):
     recipe = recipe_file(
         tmp_path,
@@ -110,18 +127,11 @@ def test_an_objective_and_a_source_train_preview_and_evaluate(files, tmp_path, c
     assert command(*named, "list", "token_deletion") == 0
     uncalled = [watched(cls, monkeypatch) for cls in (OBJECTIVES["token_deletion"], SOURCES["docstrings"])]
     assert "objective.deletion_rate" in capsys.readouterr().out
-    assert command("preview", recipe, "--rows", "1", *named) == 0
-    assert command("train", recipe, *named) == 0
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
+    run = learned(recipe, named, command, least=0.2)
     assert run["metrics"]["validation_perplexity"] > 1 and run["recipe"]["objective"]["deletion_rate"] == 0.3
     assert [Path(row["plugin"]).name for row in run["plugins"]] == ["my_objective.py", "my_data_source.py"]
     assert all(len(row["sha256"]) == 64 for row in run["plugins"])
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:8]]
-    assert losses[-1] < losses[0] - 0.2
     assert "token_deletion" in (tmp_path / "run" / "README.md").read_text()
-    assert command("evaluate", tmp_path / "run", recipe, *named) == 0
-    result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
-    assert result["metrics"]["loss"] == pytest.approx(run["metrics"]["validation_loss"], rel=1e-5)
     assert uncalled == [set(), set()]
 
 
@@ -142,16 +152,9 @@ def test_the_objective_of_contributing_trains_previews_and_evaluates(files, tmp_
     named = ["--plugin", plugin]
     assert command(*named, "list", "replaced_tokens") == 0
     uncalled = watched(OBJECTIVES["replaced_tokens"], monkeypatch)
-    assert command("preview", recipe, "--rows", "1", *named) == 0
-    assert command("train", recipe, *named) == 0
+    assert learned(recipe, named, command, least=0.05)["metrics"]["validation_f1"] > 0.5
     assert "nothing calls" not in capsys.readouterr().err
-    run = json.loads((tmp_path / "run" / "run.json").read_text())
-    losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[:8]]
-    assert losses[-1] < losses[0] - 0.05 and run["metrics"]["validation_f1"] > 0.5
     assert json.loads((tmp_path / "run" / "config.json").read_text())["id2label"] == {"0": "kept", "1": "replaced"}
-    assert command("evaluate", tmp_path / "run", recipe, *named) == 0
-    result = json.loads((tmp_path / "run" / "evaluation-mine.json").read_text())
-    assert result["metrics"]["f1"] == pytest.approx(run["metrics"]["validation_f1"])
     assert not uncalled
 
 
@@ -264,10 +267,6 @@ report(found)
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa", "anyformer"])
 def test_an_attention_class_adds_its_scores_in_every_backend_to_packed_padded_and_cached_rows(files, backend):
-    import torch
-
-    from anyformer import AnyformerDecoderConfig, AnyformerDecoderForCausalLM
-
     exec(compile(files["attention class"].read_text(), "plugins.md", "exec"), {"__name__": "of_a_page"})
     sizes = TINY | {"num_hidden_layers": 2, "num_key_value_heads": 2, "position_encoding": "none"}
     config = AnyformerDecoderConfig(vocab_size=97, attention_pattern=["fading_attention"], **sizes)
@@ -314,7 +313,7 @@ def three_kinds(files, tmp_path, command):
 
 
 def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_are_asked_for_at_every_door(
-    three_kinds, files, tmp_path, command, capsys, monkeypatch
+    three_kinds, files, tmp_path, command, capsys
 ):
     run, (recipe, named) = tmp_path / "run", three_kinds
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()[:8]]
@@ -324,7 +323,7 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_are_asked_for_a
 
     mixed = files["attention kind"].read_text() + "\nfrom anyformer import register_metric\n"
     forget_plugins()
-    monkeypatch.chdir(tmp_path)  # beside the plug-ins, which are then named as one would
+    # Beside the plug-ins, which are then named as one would.
     asked = [f"--plugin {file.name}" for file in named[1::2]]
     for argv in doors_of(run, recipe, tmp_path):
         capsys.readouterr()
@@ -344,9 +343,6 @@ def test_an_attention_kind_an_optimizer_and_a_schedule_train_and_are_asked_for_a
 
 @pytest.mark.slow
 def test_the_folder_of_an_attention_kind_loads_without_it(three_kinds, tmp_path):
-    import torch
-    from transformers import AutoModelForCausalLM
-
     run, ids = tmp_path / "run", [[5, 9, 3, 7, 11]]
     with torch.no_grad():
         expected = AutoModelForCausalLM.from_pretrained(run).eval()(torch.tensor(ids)).logits[0, -1].tolist()
@@ -368,19 +364,11 @@ def test_the_folder_of_an_attention_kind_loads_without_it(three_kinds, tmp_path)
 def test_mistakes_are_one_sentence_and_know_the_names_of_plug_ins(
     files, tmp_path, command, capsys, monkeypatch, argv, words
 ):
-    monkeypatch.chdir(tmp_path)
     recipe_file(tmp_path, data={"source": "docstrings"}, objective={"name": "token_deletion", "sequence_length": 32})
     monkeypatch.setenv("ANYFORMER_PLUGINS", ",".join(str(path) for path in files.values()))
     assert command(*argv) == 2
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
-
-
-def test_a_broken_plug_in_is_one_sentence(tmp_path, command, capsys):
-    (tmp_path / "broken.py").write_text("import math\nmath.no_such_function()\n")
-    assert command("--plugin", tmp_path / "broken.py", "list") == 2
-    assert "cannot be loaded: AttributeError" in capsys.readouterr().err
-    plugins._loaded.clear()
 
 
 @pytest.mark.parametrize(

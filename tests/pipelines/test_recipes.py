@@ -28,6 +28,7 @@ from task_data import (
 )
 from test_distributed import needs_deepspeed, rank_main
 from test_readme import TEXT
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 EXAMPLES = {
     "sequence_classification": reviews,
@@ -140,10 +141,7 @@ OTHERS += [pytest.param(name, marks=pytest.mark.slow) for name in shipped("recip
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(
-    name, command, text_file, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
+def test_every_shipped_recipe_makes_a_training_pass_on_tiny_overrides(name, command, text_file, tmp_path, capsys):
     overrides = tiny_overrides(name, command, text_file, tmp_path)
     assert command("train", name, *overrides, "--dry-run") == 0, capsys.readouterr().err
     assert "gradients finite" in capsys.readouterr().out
@@ -189,11 +187,8 @@ ON_FILES = [name for name, file in shipped("recipes").items() if "files: data/" 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ON_FILES)
-def test_a_shipped_recipe_makes_its_first_step_on_its_real_data(
-    name, command, data_folder, tmp_path, capsys, monkeypatch
-):
+def test_a_shipped_recipe_makes_its_first_step_on_its_real_data(name, command, data_folder, tmp_path, capsys):
     """As it stands: tiny data do not show a vocabulary that the text is too small for, or a row that is too long."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "data").symlink_to(data_folder)
     checkpoint = (shipped_yaml("recipes", name).get("model") or {}).get("name_or_path")
     if checkpoint is not None:
@@ -214,8 +209,6 @@ def test_an_own_checkpoint_and_a_native_one_go_on_training(tiny_recipe, command,
 
 def native_checkpoint(folder, tokenizer_from):
     """A tiny native GPT-2 with the tokenizer of one of our runs."""
-    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
-
     GPT2LMHeadModel(GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=64)).save_pretrained(folder)
     AutoTokenizer.from_pretrained(tokenizer_from).save_pretrained(folder)
     return folder

@@ -9,6 +9,7 @@ import torch
 from anyformer.pipelines.generation import generate_text
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK
+from anyformer.pipelines.training.trainer import AnyformerTrainer
 from processes import end_in_micro_batch, logged_losses
 from run_folders import assert_same_weights, saved_weights
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -79,16 +80,9 @@ def test_killed_in_mid_epoch_twice_and_terminated_once_the_run_ends_bit_identica
     assert logged_losses(whole) == logged_losses(broken)
 
 
-@pytest.fixture
-def stopped_run(tiny_recipe, command, tmp_path):
-    """A recipe and the folder of its run, killed after the first checkpoint."""
+def test_another_recipe_or_other_data_is_refused_and_nothing_is_lost(tiny_recipe, command, text_file, tmp_path, capsys):
     recipe, run = tiny_recipe(), tmp_path / "run"
-    end_in_micro_batch(7, command, "train", recipe, output=tmp_path / "log.txt")
-    return recipe, run
-
-
-def test_another_recipe_or_other_data_is_refused_and_nothing_is_lost(stopped_run, command, text_file, capsys):
-    recipe, run = stopped_run
+    end_in_micro_batch(7, command, "train", recipe, output=tmp_path / "log.txt")  # after the first checkpoint
 
     def files():  # the lock of the killed process is stale, and goes with whoever holds it next
         return {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.is_file() and p.name != LOCK}
@@ -118,8 +112,6 @@ def test_checkpoints_of_another_tool_are_refused(tiny_recipe, command, tmp_path,
 def test_a_dry_run_makes_one_full_step_and_measures_one_batch_and_writes_nothing(
     tiny_recipe, command, tmp_path, capsys, monkeypatch
 ):
-    from anyformer.pipelines.training.trainer import AnyformerTrainer
-
     shapes, step, predict = [], AnyformerTrainer.training_step, AnyformerTrainer.prediction_step
 
     def training_step(self, model, inputs, *args, **kwargs):

@@ -8,6 +8,7 @@ from anyformer.pipelines.accounting import flops
 from anyformer.pipelines.accounting.flops import FlopCount, active_parameters, count_tokens, measured_flops
 from anyformer.pipelines.precision import prefers_bf16
 from family_variants import a_share
+from native_models import native_config
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     BertConfig,
@@ -15,7 +16,6 @@ from transformers import (
     BertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
-    MarianConfig,
     MarianMTModel,
     MixtralConfig,
     MixtralForCausalLM,
@@ -28,18 +28,7 @@ import anyformer
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 TINY = SIZES | {"vocab_size": 97}
 ENCODER, DECODER = BertConfig(**TINY), {"num_key_value_heads": 4, "tie_word_embeddings": False}
-SEQ2SEQ = MarianConfig(
-    vocab_size=97,
-    d_model=32,
-    encoder_layers=2,
-    decoder_layers=1,
-    encoder_attention_heads=4,
-    decoder_attention_heads=4,
-    encoder_ffn_dim=48,
-    decoder_ffn_dim=64,
-    pad_token_id=0,
-    decoder_start_token_id=0,
-)
+SEQ2SEQ = native_config("marian", decoder_layers=1, decoder_ffn_dim=64)
 EXPERTS = DECODER | {"num_experts_per_tok": 2}
 MODELS = {
     "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64), (3, 40)),

@@ -1,10 +1,7 @@
 """A story: each step begins from the one before, is planned before there is any, and is made once."""
 
 import json
-import os
 import re
-import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -79,12 +76,8 @@ def test_a_killed_story_goes_on_with_the_step_it_was_in_and_makes_none_twice(tmp
     words = ["train", "story", *SMALL, f"training.output_dir={tmp_path / 'story'}"]
     assert command(*words, "--dry-run") == 0 and not (tmp_path / "story").exists()
     process = Process(cli.main, words)
-    deadline = time.monotonic() + 300
-    while not list((tmp_path / "story/instructions").glob("checkpoint-*")) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    process.wait_until(lambda: list((tmp_path / "story/instructions").glob("checkpoint-*")))
+    process.kill()
     made = tmp_path / "story/pretraining/model.safetensors"
     before = made.stat().st_mtime_ns
     capsys.readouterr()

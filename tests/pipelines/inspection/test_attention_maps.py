@@ -1,18 +1,21 @@
 """Attention maps: under any backend those that the eager backend keeps, of every scheme, kind and family, and of native
 models."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from anyformer.modeling.traits import ATTENTION_KINDS
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.inspection.attention_maps import AttentionMap, attention_maps
 from family_variants import ZOO, a_share
-from transformers import BartConfig, BartModel, PreTrainedModel, T5Config, T5Model
+from native_models import native_model
+from transformers import PreTrainedModel
 
 import anyformer
 
 EXACT = 1e-9
-OF_STACK = {"layers": 2, "attention_heads": 4, "ffn_dim": 48}
 
 
 def kept_by_eager(model, inputs) -> list[torch.Tensor]:
@@ -51,13 +54,12 @@ def test_maps_are_those_of_eager_whatever_the_backend(variant):
 
 
 @pytest.mark.parametrize("segment, memory", [(24, 1), (5, 7)])
-def test_maps_of_segments_are_those_of_rows(segment, memory):
+def test_maps_of_segments_are_those_of_rows(segment, memory, tiny_config):
     """A recurrent layer's weights are those of full attention whose mask shows its segment and the tokens before it."""
-    fields = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 97}
-    recurrent = anyformer.AnyformerDecoderModel(
-        anyformer.AnyformerDecoderConfig(**fields, segment_length=segment, memory_length=memory)
-    ).double()
-    full = anyformer.AnyformerDecoderModel(anyformer.AnyformerDecoderConfig(**fields)).double()
+    configs = (
+        tiny_config(num_hidden_layers=1, **own) for own in ({}, {"segment_length": segment, "memory_length": memory})
+    )
+    full, recurrent = (anyformer.AnyformerDecoderModel(config).double() for config in configs)
     full.load_state_dict(recurrent.state_dict())
     ids = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
     place = torch.arange(24)
@@ -69,9 +71,7 @@ def test_maps_of_segments_are_those_of_rows(segment, memory):
 
 
 def test_native_models_are_mapped_by_what_they_say_of_themselves():
-    sizes = {f"{stack}_{name}": n for stack in ("encoder", "decoder") for name, n in OF_STACK.items()}
-    bart = BartModel(BartConfig(vocab_size=97, d_model=32, max_position_embeddings=64, **sizes)).eval()
-    t5 = T5Model(T5Config(vocab_size=97, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4)).eval()
+    bart, t5 = native_model("bart", "BartModel", decoder_layers=2), native_model("t5", "T5Model", num_layers=2)
     inputs = {"input_ids": torch.arange(3, 12)[None], "decoder_input_ids": torch.arange(3, 9)[None]}
     for model in (bart, t5):
         maps = attention_maps(model, **inputs)
@@ -82,13 +82,8 @@ def test_native_models_are_mapped_by_what_they_say_of_themselves():
             assert (layer.weights - weights).abs().max() < 1e-6
 
 
-def test_what_is_not_kept_is_freed_layer_by_layer():
-    import gc
-    import weakref
-
-    model = anyformer.AnyformerDecoderForCausalLM(
-        anyformer.AnyformerDecoderConfig(vocab_size=97, hidden_size=32, num_hidden_layers=3, num_attention_heads=4)
-    )
+def test_what_is_not_kept_is_freed_layer_by_layer(tiny_config):
+    model = anyformer.AnyformerDecoderForCausalLM(tiny_config(num_hidden_layers=3))
     alive, most = [], []
 
     def each(layer: AttentionMap):

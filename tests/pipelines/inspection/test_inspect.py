@@ -12,11 +12,9 @@ from anyformer.pipelines.inspection.views import Wanted, places_of_word, view_of
 from browser import dom_of, needs_browser
 from PIL import Image
 from tiny_tokenizers import of_bytes, of_words
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, ViTImageProcessorPil
 
 import anyformer
-
-SIZES = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def data_of(page) -> dict:
@@ -57,8 +55,6 @@ def test_a_page_shows_what_attention_maps_gives(finished_run, command, tmp_path,
     script = page.read_text().split('id="data"')[1].split("</script>")[0]
     assert second["title"].endswith("</script><b>") and "<b>" not in script
     model = AutoModelForCausalLM.from_pretrained(finished_run)
-    from transformers import AutoTokenizer
-
     inputs = {"input_ids": AutoTokenizer.from_pretrained(finished_run)("the text", return_tensors="pt")["input_ids"]}
     for shown, layer in zip(first["maps"], anyformer.attention_maps(model, **inputs), strict=True):
         assert np.abs(shares(shown) - layer.weights[0].numpy()).max() < 1 / 100
@@ -99,11 +95,8 @@ def test_a_token_with_the_word_twice_in_it_is_one_place():
 
 
 @pytest.fixture
-def images_page(tmp_path):
-    from transformers import ViTImageProcessorPil
-
-    config = anyformer.AnyformerViTConfig(**SIZES, image_size=[12, 16], patch_size=4, num_labels=5)
-    model = anyformer.AnyformerViTForImageClassification(config).eval()
+def images_page(tiny_vit_config, tmp_path):
+    model = anyformer.AnyformerViTForImageClassification(tiny_vit_config()).eval()
     image = Image.fromarray(np.arange(12 * 16 * 3, dtype=np.uint8).reshape(12, 16, 3))
     processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
     shown = view_of_image(model, processor, image, Wanted())

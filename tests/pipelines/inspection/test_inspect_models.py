@@ -1,21 +1,16 @@
 """What the command `inspect` opens: native encoder-decoders, and adapters with the head that they were trained with."""
 
-import json
-import re
-
 import pytest
 import torch
 import transformers
 from anyformer.pipelines.prediction.looked_at import LookedAt
+from native_models import native_config
+from test_inspect import data_of
 from tiny_tokenizers import of_words
 
 LETTERS = ["<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz ."]
 COMMON = {"vocab_size": len(LETTERS), "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
-T5 = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 4} | COMMON
-BART = {"d_model": 16, "max_position_embeddings": 64, "forced_eos_token_id": None, "bos_token_id": 0} | COMMON
-BART |= {f"{stack}_{name}": 4 for stack in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
-BART |= {"encoder_layers": 2, "decoder_layers": 2}
-BERT = {"vocab_size": len(LETTERS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+T5, BART = COMMON | {"num_layers": 2}, COMMON | {"decoder_layers": 2, "forced_eos_token_id": None}
 
 
 @pytest.fixture
@@ -31,23 +26,19 @@ def saved(tmp_path):
     return save
 
 
-def views(page):
-    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])["views"]
-
-
 @pytest.mark.parametrize(
     "model",
     [
-        lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)),
-        lambda: transformers.BartForConditionalGeneration(transformers.BartConfig(**BART)),
-        lambda: transformers.MarianMTModel(transformers.MarianConfig(**BART)),
+        lambda: transformers.T5ForConditionalGeneration(native_config("t5", **T5)),
+        lambda: transformers.BartForConditionalGeneration(native_config("bart", **BART)),
+        lambda: transformers.MarianMTModel(native_config("marian", **BART)),
     ],
     ids=["t5", "bart", "marian"],
 )
 def test_native_encoder_decoders_show_all_three_kinds_of_maps(model, saved, command, tmp_path):
     folder, page = saved("model", model()), tmp_path / "page.html"
     assert command("inspect", folder, "ab cd.", "--word", "cd", "--target", "xyz", "--out", page) == 0
-    (shown,) = views(page)
+    (shown,) = data_of(page)["views"]
     kinds = (("encoder", ""), ("decoder", ""), ("decoder", ", cross"))
     names = {f"{stack} layer {n}{kind}" for stack, kind in kinds for n in (0, 1)}
     assert {one["name"] for one in shown["maps"]} == names and len(shown["maps"]) == 6
@@ -58,7 +49,7 @@ def test_native_encoder_decoders_show_all_three_kinds_of_maps(model, saved, comm
 
 
 def test_a_model_that_writes_nothing_asks_for_what_its_decoder_reads(saved, command, tmp_path, capsys):
-    folder = saved("model", transformers.BartModel(transformers.BartConfig(**BART)))
+    folder = saved("model", transformers.BartModel(native_config("bart", **BART)))
     words = ("inspect", folder, "ab cd.", "--out", tmp_path / "page.html")
     assert command(*words) == 2
     assert "BartModel has no head that writes; say what its decoder reads by --target" in capsys.readouterr().err
@@ -69,10 +60,10 @@ def test_a_model_that_writes_nothing_asks_for_what_its_decoder_reads(saved, comm
 def test_an_adapter_opens_with_the_head_and_the_weights_it_was_trained_with(task, saved, command, tmp_path):
     peft = pytest.importorskip("peft")
     if task == "SEQ_CLS":
-        base = saved("base", transformers.BertModel(transformers.BertConfig(**BERT, intermediate_size=16)))
+        base = saved("base", transformers.BertModel(native_config("bert", vocab_size=len(LETTERS))))
         model = transformers.AutoModelForSequenceClassification.from_pretrained(base)
     else:
-        base = saved("base", transformers.T5ForConditionalGeneration(transformers.T5Config(**T5)))
+        base = saved("base", transformers.T5ForConditionalGeneration(native_config("t5", **T5)))
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(base)
     adapted = peft.get_peft_model(model, peft.LoraConfig(task_type=task, r=2, init_lora_weights=False))
     folder = saved("adapter", adapted)
@@ -82,4 +73,4 @@ def test_an_adapter_opens_with_the_head_and_the_weights_it_was_trained_with(task
         assert torch.allclose(opened(**inputs).logits, adapted.eval()(**inputs).logits, atol=1e-6)
     page = tmp_path / "page.html"
     assert command("inspect", folder, "ab cd.", "--out", page) == 0
-    assert all("data" in one for one in views(page)[0]["maps"])
+    assert all("data" in one for one in data_of(page)["views"][0]["maps"])

@@ -16,11 +16,6 @@ from task_data import task_recipe
 COLOURED = Console(force_terminal=True, color_system="standard", no_color=False)
 
 
-@pytest.fixture
-def recipe(tiny_recipe):
-    return load_recipe(str(tiny_recipe(objective={"sequence_length": 64})))
-
-
 def test_five_rows_with_tokens_labels_documents_and_positions(tiny_recipe, command, capsys):
     assert command("preview", tiny_recipe()) == 0
     printed = capsys.readouterr().out
@@ -29,8 +24,8 @@ def test_five_rows_with_tokens_labels_documents_and_positions(tiny_recipe, comma
     assert "% filled" in printed
 
 
-def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_tokens_underlined(recipe):
-    data = prepare_data(recipe)
+def test_a_row_shows_its_text_once_with_a_colour_per_document_and_unpredicted_tokens_underlined(tiny_recipe):
+    data = prepare_data(load_recipe(str(tiny_recipe(objective={"sequence_length": 64}))))
     rows = data.rows["train"]
     number = next(i for i in range(len(rows)) if len(rows.documents(i)) > 1)
     row, segments = rows[number], rows.documents(number)

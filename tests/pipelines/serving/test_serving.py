@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -27,18 +26,17 @@ from anyformer.pipelines.serving.export_formats import check_format
 from anyformer.pipelines.serving.server import server_command
 from family_variants import ZOO
 from local_hub import client_env
+from native_models import native_config
+from processes import free_port
 from safetensors.torch import load_file, save_file
 from task_data import on_rows
 from tiny_tokenizers import of_bytes
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    BertConfig,
     BertForMultipleChoice,
     BertForTokenClassification,
-    GPT2Config,
     GPT2LMHeadModel,
-    T5Config,
     T5ForConditionalGeneration,
     pipeline,
 )
@@ -195,16 +193,15 @@ def headed(variant: str, head: str):
     return getattr(anyformer, type(config).__name__.removesuffix("Config") + head)(config)
 
 
-SMALL = {"vocab_size": 60, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 EXPORTED = {
     "decoder": lambda: headed("decoder-alibi", "ForCausalLM"),
     "mixture": lambda: headed("moe-mixtral", "ForCausalLM"),
     "classifier": lambda: headed("encoder-bert", "ForSequenceClassification"),
     "seq2seq": lambda: headed("seq2seq-t5", "ForConditionalGeneration"),
     "images": lambda: headed("vit-vit", "ForImageClassification"),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4)),
-    "bert-tags": lambda: BertForTokenClassification(BertConfig(**SMALL)),
-    "bert-choices": lambda: BertForMultipleChoice(BertConfig(**SMALL)),
+    "gpt2": lambda: GPT2LMHeadModel(native_config("gpt2")),
+    "bert-tags": lambda: BertForTokenClassification(native_config("bert")),
+    "bert-choices": lambda: BertForMultipleChoice(native_config("bert")),
 }
 
 
@@ -286,7 +283,7 @@ def without_vllm(monkeypatch):
     return installed
 
 
-def test_a_model_of_ours_is_served_by_its_native_twin_which_is_made_once(saved, without_vllm, capsys):
+def test_a_model_of_ours_is_served_by_its_native_twin_which_is_made_once(saved, without_vllm):
     folder = saved()
     words = server_command(folder, "127.0.0.1", 8000)
     start = [sys.executable, "-m", "transformers.cli.transformers", "serve"]
@@ -322,11 +319,10 @@ def test_a_model_that_no_server_computes_is_one_sentence(saved, tmp_path, withou
     with pytest.raises(UserError, match=r"vLLM refuses it \(position_encoding='relative'.*no native twin: "):
         server_command(folder, "127.0.0.1", 8000)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
-    small = T5Config(vocab_size=60, d_model=32, d_ff=64, num_layers=1)
-    T5ForConditionalGeneration(small).save_pretrained(tmp_path / "t5")
+    T5ForConditionalGeneration(native_config("t5")).save_pretrained(tmp_path / "t5")
     with pytest.raises(UserError, match="is an encoder-decoder"):
         server_command(str(tmp_path / "t5"), "127.0.0.1", 8000)
-    GPT2LMHeadModel(GPT2Config(vocab_size=60, n_embd=32, n_layer=1, n_head=4)).save_pretrained(tmp_path / "gpt2")
+    GPT2LMHeadModel(native_config("gpt2")).save_pretrained(tmp_path / "gpt2")
     with pytest.raises(UserError, match="holds no tokenizer"):
         server_command(str(tmp_path / "gpt2"), "127.0.0.1", 8000)
     without_vllm("fastapi")
@@ -339,9 +335,7 @@ def served(folder: str, tmp_path: Path):
     """OpenAI's client of a server of a model, and the name of the model there."""
     openai = pytest.importorskip("openai")
     pytest.importorskip("fastapi"), pytest.importorskip("uvicorn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     words = [sys.executable, "-c", "import sys, anyformer_main; sys.exit(anyformer_main.main())"]
     words += ["serve", folder, "--port", str(port)]
     log = (tmp_path / "server.log").open("w")

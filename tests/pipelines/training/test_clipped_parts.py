@@ -11,11 +11,8 @@ PARTS = {"embeddings": ("embed_tokens",), "layers": ("layers.",), "head": ("mode
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_each_part_is_clipped_to_its_norm_and_one_with_0_is_not(tied):
-    config = anyformer.AnyformerDecoderConfig(
-        vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, tie_word_embeddings=tied
-    )
-    model = anyformer.AnyformerDecoderForCausalLM(config)
+def test_each_part_is_clipped_to_its_norm_and_one_with_0_is_not(tied, tiny_config):
+    model = anyformer.AnyformerDecoderForCausalLM(tiny_config(tie_word_embeddings=tied))
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)

@@ -67,8 +67,8 @@ def test_the_longest_row_is_the_longest_that_the_model_reads(name):
             assert length == most or name == "longformer"  # which pads rows to its window
 
 
-@pytest.mark.parametrize("own", [{"max_encoder_position_embeddings": 32, "max_decoder_position_embeddings": 16}])
-def test_a_decoder_with_fewer_positions_does_not_shorten_what_is_read(own):
+def test_a_decoder_with_fewer_positions_does_not_shorten_what_is_read():
+    own = {"max_encoder_position_embeddings": 32, "max_decoder_position_embeddings": 16}
     fields = {name: value for name, value in BART.items() if name != "max_position_embeddings"}
     assert most_positions(transformers.LEDConfig(**fields, **own, attention_window=4)) == 32
 
@@ -108,10 +108,9 @@ def recipe_on(folder, tmp_path, kind, length, **training):
 
 @pytest.mark.parametrize("lora", [None, {"r": 2}], ids=["whole", "adapter"])
 @pytest.mark.parametrize("name, kind", a_share(product(["roberta", "xlm-roberta", "bert"], KINDS), 3))
-def test_a_step_at_rate_0_saves_the_same_model(name, kind, lora, tmp_path, command, capsys, packed, monkeypatch):
+def test_a_step_at_rate_0_saves_the_same_model(name, kind, lora, tmp_path, command, capsys, packed):
     if lora is not None:
         pytest.importorskip("peft")
-    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
     head = KINDS[kind][0]
     folder = checkpoint(name, head, tmp_path / "native")
     assert command("train", recipe_on(folder, tmp_path, kind, 18, **({"lora": lora} if lora else {}))) == 0
@@ -140,7 +139,6 @@ def test_rows_longer_than_the_positions_are_refused_before_any_data_is_read(kind
 
 
 def test_rows_of_texts_stand_at_the_positions_that_the_model_was_trained_at(tmp_path, command, packed, monkeypatch):
-    monkeypatch.setenv("ANYFORMER_CACHE", str(tmp_path / "cache"))
     folder = checkpoint("roberta", "ForMaskedLM", tmp_path / "native")
     recipe = recipe_on(folder, tmp_path, "hidden words", 18)
     seen, embed = [], torch.nn.functional.embedding

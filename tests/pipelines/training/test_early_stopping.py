@@ -120,7 +120,7 @@ def test_what_may_change_between_a_run_and_its_resumption_holds_in_what_follows(
     assert logged == [1, 2, 4, 6, *range(7, 15)]
 
 
-def test_a_schedule_that_follows_validations_needs_their_metric(tmp_path, command, capsys):
+def test_a_schedule_that_follows_validations_needs_their_metric(tmp_path, command):
     schedule = {"max_steps": 8, "lr_scheduler_type": "reduce_lr_on_plateau"}
     recipe = task_recipe(tmp_path, "sequence_classification", training=schedule, evaluation={"every_steps": 2})
     with pytest.raises(UserError, match="reduce_lr_on_plateau follows a metric of the validations; set"):

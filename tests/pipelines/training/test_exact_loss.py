@@ -13,39 +13,21 @@ from anyformer.pipelines.training.engines.even_batches import share_out_in_full_
 from anyformer.pipelines.training.losses.model_loss import ModelLoss
 from anyformer.pipelines.training.trainer import AnyformerTrainer
 from family_variants import a_share
+from native_models import native_config
 from torch.utils.data import DataLoader, Dataset
 from training_steps import small_arguments
 from transformers import (
-    BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
-    MarianConfig,
     MarianMTModel,
-    MixtralConfig,
     MixtralForCausalLM,
-    T5Config,
     T5ForConditionalGeneration,
 )
 
+import anyformer
 from anyformer import AnyformerDecoderForCausalLM, AnyformerEncoderForSequenceClassification, AnyformerMoeForCausalLM
 
 TOKENS = {"vocab_size": 50, "pad_token_id": 0, "eos_token_id": 1}
-BERT = BertConfig(
-    **TOKENS, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
-)
-MARIAN = MarianConfig(
-    **TOKENS,
-    d_model=32,
-    encoder_layers=1,
-    decoder_layers=1,
-    encoder_attention_heads=2,
-    decoder_attention_heads=2,
-    encoder_ffn_dim=32,
-    decoder_ffn_dim=32,
-    decoder_start_token_id=0,
-    max_position_embeddings=32,
-)
-T5 = T5Config(**TOKENS, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
 
 
 class Rows(Dataset):
@@ -71,46 +53,29 @@ class Rows(Dataset):
         return self.rows[i]
 
 
-def ours(kind):
-    def build():
-        import anyformer
-
-        shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
-        if kind == "classification":
-            config = anyformer.AnyformerEncoderConfig(**TOKENS, **shared, num_labels=3)
-            return anyformer.AnyformerEncoderForSequenceClassification(config)
-        if kind == "masked":
-            return anyformer.AnyformerEncoderForMaskedLM(anyformer.AnyformerEncoderConfig(**TOKENS, **shared))
-        if kind == "causal":
-            return AnyformerDecoderForCausalLM(anyformer.AnyformerDecoderConfig(**TOKENS, **shared))
-        config = anyformer.AnyformerSeq2SeqConfig(**TOKENS, **shared, decoder_start_token_id=0)
-        return anyformer.AnyformerSeq2SeqForConditionalGeneration(config)
-
-    return build
+def ours(family, head, **fields):
+    shared = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 32}
+    config = getattr(anyformer, f"Anyformer{family}Config")(**TOKENS, **shared, **fields)
+    return lambda: getattr(anyformer, f"Anyformer{family}{head}")(config)
 
 
-def native(model_class, config):
-    def build():
-        import copy
-
-        config_without_dropout = copy.deepcopy(config)
-        for name in config.to_dict():
-            if "drop" in name and isinstance(getattr(config, name), float):
-                setattr(config_without_dropout, name, 0.0)
-        return model_class(config_without_dropout)
-
-    return build
+def native(model_class, name, **fields):
+    config = native_config(name, **fields)
+    for name, value in config.to_dict().items():
+        if "drop" in name and isinstance(value, float):
+            setattr(config, name, 0.0)
+    return lambda: model_class(config)
 
 
 MODELS = {
-    "bert-classes": (native(BertForSequenceClassification, BERT), "class"),
-    "bert-masked": (native(BertForMaskedLM, BERT), "same"),
-    "marian": (native(MarianMTModel, MARIAN), "target"),
-    "t5": (native(T5ForConditionalGeneration, T5), "target"),
-    "our-classes": (ours("classification"), "class"),
-    "our-masked": (ours("masked"), "same"),
-    "our-seq2seq": (ours("seq2seq"), "target"),
-    "our-causal": (ours("causal"), "same"),
+    "bert-classes": (native(BertForSequenceClassification, "bert", num_labels=3), "class"),
+    "bert-masked": (native(BertForMaskedLM, "bert"), "same"),
+    "marian": (native(MarianMTModel, "marian"), "target"),
+    "t5": (native(T5ForConditionalGeneration, "t5"), "target"),
+    "our-classes": (ours("Encoder", "ForSequenceClassification", num_labels=3), "class"),
+    "our-masked": (ours("Encoder", "ForMaskedLM"), "same"),
+    "our-seq2seq": (ours("Seq2Seq", "ForConditionalGeneration", decoder_start_token_id=0), "target"),
+    "our-causal": (ours("Decoder", "ForCausalLM"), "same"),
 }
 
 
@@ -198,8 +163,7 @@ def test_smoothed_labels_leave_routers_their_losses(make_trainer, tiny_encoder_c
 
 
 def test_a_native_mixture_adds_its_balance_loss_where_its_config_asks_for_it(make_trainer):
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
-    config = MixtralConfig(**TOKENS, **sizes, intermediate_size=32, num_local_experts=4, router_aux_loss_coef=1.0)
+    config = native_config("mixtral", num_hidden_layers=1, router_aux_loss_coef=1.0)
     found = {}
     for asks, smoothing in itertools.product((True, False), (0.0, 1e-9)):
         torch.manual_seed(0)

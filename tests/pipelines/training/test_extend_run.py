@@ -100,11 +100,10 @@ def test_a_run_that_has_decayed_is_extended_by_a_stretch_of_its_own(recipe, caps
         (["training.restarts=[9]"], "begins anew at step 9, but the run has 8 steps"),
     ],
 )
-def test_what_is_no_continuation_is_one_sentence(words, sentence, recipe, capsys, tmp_path, monkeypatch):
+def test_what_is_no_continuation_is_one_sentence(words, sentence, recipe, capsys):
     file, folder = recipe("refused")
     if not folder.exists():
         train(file)
-    monkeypatch.chdir(tmp_path)
     capsys.readouterr()
     train(file, *words, code=2)
     assert sentence in capsys.readouterr().err

@@ -11,10 +11,18 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from anyformer.pipelines.data import tokenization
+from anyformer.pipelines.recipes.compose import load_recipe
 from anyformer.pipelines.storage.checkpoints import list_checkpoints
 from anyformer.pipelines.storage.folder_lock import LOCK, FolderInUse, folder_lock
 from anyformer.pipelines.training import finish, run, session
+from anyformer.pipelines.training.checkpoints import run_folder
+from anyformer.pipelines.training.checkpoints.resume import Resume
+from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
+from anyformer.pipelines.training.engines.whole import OneProcess
 from anyformer.pipelines.training.guards import stop_signal
+from anyformer.pipelines.training.log.progress import ProgressLine
+from anyformer.pipelines.training.losses.evaluation_sums import EvaluationSums
 from processes import Process, end_in_micro_batch, logged_losses, rank_environments
 from run_folders import assert_same_weights, make_checkpoint
 from task_data import task_recipe
@@ -146,8 +154,6 @@ def test_sigterm_outside_training_is_answered_and_leaves_nothing_half_done(short
 
 
 def test_sigterm_while_the_corpus_is_tokenised_leaves_no_cache_folder(short_recipe, command, tmp_path, monkeypatch):
-    from anyformer.pipelines.data import tokenization
-
     killed = nullcontext(lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     monkeypatch.setattr(tokenization, "progress_of", lambda *_: killed)
     assert command("train", short_recipe) == 128 + signal.SIGTERM
@@ -160,8 +166,6 @@ def signals_in(callback: str, step: int, times: list[float], command, *arguments
 
     Returns the exit code. The callback goes on when all have been sent.
     """
-    from anyformer.pipelines.training.log.progress import ProgressLine
-
     forget_the_parents_state()
     real = getattr(ProgressLine, callback)
 
@@ -237,8 +241,6 @@ def test_two_signals_within_a_moment_are_one_and_a_later_one_ends_the_run_at_onc
 
 def dying_in(name: str, command, *arguments) -> int:
     """Run the command; this (forked) process dies when run.py's function `name` is called, or writes "finished"."""
-    from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
-
     place, name, *status = (RunFolder, "write", "finished") if name == "finished" else (finish, name)
     function = getattr(place, name)
 
@@ -304,7 +306,6 @@ def test_a_run_killed_at_any_point_after_its_last_step_is_completed_by_the_same_
 
 def without_reader(command, *arguments) -> int:
     """Run the command; whoever reads this (forked) process's output leaves before its third step."""
-    from anyformer.pipelines.training.log.progress import ProgressLine
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == 3:
@@ -348,18 +349,11 @@ def test_records_are_json_for_every_parser_and_no_clock_that_is_set_back_counts(
 # --------------------------------------------------------------------------------------------- damaged files
 
 
-@pytest.fixture
-def killed_run(short_recipe, command, tmp_path):
-    """A run killed in its last step, and the folder of the same run that ended."""
-    whole = tmp_path / "whole"
-    assert command("train", short_recipe, f"training.output_dir={whole}") == 0
-    end_in_micro_batch(4, command, "train", short_recipe, output=tmp_path / "log.txt")
-    return tmp_path / "run", whole
-
-
 @pytest.mark.slow
-def test_damaged_records_do_not_keep_a_run_from_going_on(killed_run, short_recipe, command, capsys):
-    run, whole = killed_run
+def test_damaged_records_do_not_keep_a_run_from_going_on(short_recipe, command, tmp_path, capsys):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    assert command("train", short_recipe, f"training.output_dir={whole}") == 0
+    end_in_micro_batch(4, command, "train", short_recipe, output=tmp_path / "log.txt")  # in its last step
     (run / "run.json").write_text('{"recipe": [')
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(lines[0] + b"\xff\xfe\n" + lines[1] + b'{"loss": 1}\n' + b"".join(lines[2:]))
@@ -406,8 +400,6 @@ def test_a_checkpoint_damaged_before_the_end_does_not_become_the_final_model(
 
 
 def test_a_final_loss_that_is_no_number_does_not_end_as_finished(short_recipe, command, tmp_path, capsys, monkeypatch):
-    from anyformer.pipelines.training.losses.evaluation_sums import EvaluationSums
-
     infinite = {"loss": float("inf"), "nll": float("inf"), "predictions": 1}
     monkeypatch.setattr(EvaluationSums, "metrics", lambda *_: (infinite, None))
     assert command("train", short_recipe) == 2
@@ -419,8 +411,6 @@ def test_a_final_loss_that_is_no_number_does_not_end_as_finished(short_recipe, c
 def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
     short_recipe, command, tmp_path, capsys, monkeypatch
 ):
-    from anyformer.pipelines.training.checkpoints import run_folder
-
     run, now = tmp_path / "run", run_folder.package_versions()
     before = now | {"torch": "2.11.0", "transformers": "5.17.0"}
     with monkeypatch.context() as patch:
@@ -440,11 +430,6 @@ def test_going_on_under_other_versions_is_said_and_all_of_them_are_kept(
 )
 @pytest.mark.parametrize("file", ["manifest.json", "anyformer_run.json"])
 def test_a_checkpoint_with_a_malformed_record_is_set_aside_for_the_one_before(file, text, tmp_path):
-    from anyformer.pipelines.recipes.compose import load_recipe
-    from anyformer.pipelines.training.checkpoints.resume import Resume
-    from anyformer.pipelines.training.checkpoints.run_folder import RunFolder
-    from anyformer.pipelines.training.engines.whole import OneProcess
-
     recipe = load_recipe("quickstart", [f"training.output_dir={tmp_path}"])
     folder = RunFolder(recipe, {"fingerprint": "x" * 32})
     identity = json.dumps(folder.identity() | {"world_size": 1}).encode()

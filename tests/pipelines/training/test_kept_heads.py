@@ -14,7 +14,6 @@ from task_data import CHARACTERS, reviews, task_recipe
 from test_distributed import needs_deepspeed
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-WORDS = {"label": lambda positive: ["bad", "good"][positive]}  # how a review is labelled
 STEP = ("training.learning_rate=1e-9", "training.max_steps=1", "evaluation.every_steps=null")
 
 
@@ -31,6 +30,14 @@ def checkpoint(folder, data, names, **sizes):
     return model
 
 
+def reviews_recipe(folder, labels=("bad", "good")):
+    """A recipe that tells reviews with these two labels apart."""
+    recipe = task_recipe(folder, "sequence_classification", tokenizer=CHARACTERS)
+    for name in ("", "-test"):
+        reviews(folder / f"sequence_classification{name}.jsonl", 40, label=labels.__getitem__)
+    return recipe
+
+
 def facts(file):
     return json.loads(file.read_text())
 
@@ -45,10 +52,8 @@ def test_the_same_classes_keep_the_checkpoints_head_and_its_order(kind, tmp_path
     if kind == "image_classification":
         recipe, sizes = image_recipe(tmp_path), {"image_size": 8, "patch_size": 4, "num_channels": 1}
     else:
-        recipe, sizes = task_recipe(tmp_path, kind, tokenizer=CHARACTERS), {}
-    if kind == "sequence_classification":
-        for name in ("", "-test"):
-            reviews(tmp_path / f"{kind}{name}.jsonl", 40, **WORDS)
+        is_of_reviews, sizes = kind == "sequence_classification", {}
+        recipe = reviews_recipe(tmp_path) if is_of_reviews else task_recipe(tmp_path, kind, tokenizer=CHARACTERS)
     data = prepare_data(load_recipe(str(recipe)))
     names = [data.labels.names[-1], *data.labels.names[:-1]]
     model, start, run = checkpoint(tmp_path / "start", data, names, **sizes), tmp_path / "start", tmp_path / "run"
@@ -67,9 +72,7 @@ def test_the_same_classes_keep_the_checkpoints_head_and_its_order(kind, tmp_path
     "names", a_share([["sad", "glad"], ["bad"], ["good", "bad", "fair"], ["LABEL_0", "LABEL_1"]], 3)
 )
 def test_other_classes_get_a_new_head_and_it_is_said(names, tmp_path, command, capsys):
-    recipe = task_recipe(tmp_path, "sequence_classification", tokenizer=CHARACTERS)
-    for name in ("", "-test"):
-        reviews(tmp_path / f"sequence_classification{name}.jsonl", 40, **WORDS)
+    recipe = reviews_recipe(tmp_path)
     model = checkpoint(tmp_path / "start", prepare_data(load_recipe(str(recipe))), names)
     assert command("train", recipe, f"model.name_or_path={tmp_path / 'start'}", *STEP) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if "new weights" in line or "new head" in line]
@@ -96,9 +99,7 @@ ORDERS = {  # names of a checkpoint's classes, labels in the data, their classes
 @pytest.mark.parametrize("case", ORDERS)
 def test_labels_in_another_spelling_are_the_checkpoints_classes(case, tmp_path):
     names, labels, numbers = ORDERS[case]
-    recipe = task_recipe(tmp_path, "sequence_classification", tokenizer=CHARACTERS)
-    for name in ("", "-test"):
-        reviews(tmp_path / f"sequence_classification{name}.jsonl", 40, label=labels.__getitem__)
+    recipe = reviews_recipe(tmp_path, labels)
     checkpoint(tmp_path / "start", prepare_data(load_recipe(str(recipe))), names)
     start = f"model.name_or_path={tmp_path / 'start'}"
     data = prepare_data(load_recipe(str(recipe), [start]), for_training=True)
@@ -115,9 +116,7 @@ def test_labels_in_another_spelling_are_the_checkpoints_classes(case, tmp_path):
 @pytest.mark.slow
 @needs_deepspeed
 def test_a_new_head_is_drawn_whole_under_zero_3(tmp_path, ranks):
-    recipe = task_recipe(tmp_path, "sequence_classification", tokenizer=CHARACTERS)
-    for name in ("", "-test"):
-        reviews(tmp_path / f"sequence_classification{name}.jsonl", 40, **WORDS)
+    recipe = reviews_recipe(tmp_path)
     model = checkpoint(tmp_path / "start", prepare_data(load_recipe(str(recipe))), ["sad", "glad"])
     start = f"model.name_or_path={tmp_path / 'start'}"
     _, _, run = ranks(2, recipe, start, "training.deepspeed=zero3", *STEP)

@@ -144,15 +144,21 @@ def trackio_runs(folder) -> dict[str, dict]:
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"])
-def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path, monkeypatch):
-    if importlib.util.find_spec(tracker) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
-        pytest.skip(f"extra `{tracker}` is not installed")
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture
+def tracker(request, tmp_path, monkeypatch) -> str:
+    """A tracker that is installed and writes below the test's folder alone."""
+    if importlib.util.find_spec(request.param) is None:  # not imported here: trackio reads TRACKIO_DIR when it is
+        pytest.skip(f"extra `{request.param}` is not installed")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.delenv("WANDB_DIR", raising=False)
+    for name in ("WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
+        monkeypatch.delenv(name, raising=False)
+    return request.param
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tracker", ["tensorboard", "trackio", "wandb"], indirect=True)
+def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recipe, command, tmp_path):
     shown = {"sample_prompts": ["the"], "sample_tokens": 4}
     recipe = tiny_recipe(training={"max_steps": 4}, evaluation={"every_steps": 2, **shown})
     assert command("train", recipe, f"training.report_to={tracker}") == 0
@@ -165,13 +171,13 @@ def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recip
         assert b"max_training_bytes" in log.read_bytes()  # of the recipe
         return
     if tracker == "trackio":
-        assert "the" in json.dumps(trackio_runs(tmp_path / "trackio")["run"]["samples"])
+        assert "the" in json.dumps([one["samples"] for one in trackio_runs(tmp_path / "trackio").values()])
         (artifact,) = sqlite3.connect(next((tmp_path / "trackio").glob("*.db"))).execute("select name from artifacts")
         assert artifact == ("report",)
     runs = tensorboard_runs(tmp_path) if tracker == "tensorboard" else trackio_runs(tmp_path / "trackio")
-    assert list(runs) == [{"tensorboard": "run/tensorboard", "trackio": "run"}[tracker]]
-    (series,) = runs.values()
-    final = json.loads((tmp_path / "run" / "run.json").read_text())["metrics"]
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert list(runs) == ["run/tensorboard" if tracker == "tensorboard" else f"run {facts['tracker_id']}"]
+    (series,), final = runs.values(), facts["metrics"]
     for name in ("loss", "perplexity", "unigram_perplexity"):
         assert series[f"validation/{name}"][-1] == (4, pytest.approx(final[f"validation_{name}"], rel=1e-6))
     assert [step for step, _ in series["validation/perplexity"]] == [2, 4, 4]
@@ -180,27 +186,23 @@ def test_a_tracker_gets_one_run_with_the_final_metrics_in_it(tracker, tiny_recip
 
 
 def tracked(tracker: str, run: Path) -> set:
-    """The ids of the runs that a tracker has of a run; for TensorBoard the folders of its files."""
+    """The ids or names of the runs that a tracker has of a run; for TensorBoard the folders of its files."""
     if tracker == "wandb":
         return {place.name.split("-")[3] for place in run.glob("wandb/offline-run-*")}
     if tracker == "tensorboard":
         return set(tensorboard_runs(run))
     from trackio.utils import TRACKIO_DIR  # of the first test that has imported it
 
-    ids = "select run_id from metrics where run_name = ?"
-    return {row for path in TRACKIO_DIR.glob("*.db") for row in sqlite3.connect(path).execute(ids, [run.name])}
+    names = "select run_name from metrics where run_name like ?"
+    return {row for path in TRACKIO_DIR.glob("*.db") for row in sqlite3.connect(path).execute(names, [f"{run.name} %"])}
 
 
-@pytest.mark.parametrize("tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"])
+@pytest.mark.parametrize(
+    "tracker", [pytest.param("tensorboard", marks=pytest.mark.slow), "trackio", "wandb"], indirect=True
+)
 def test_a_resumed_run_goes_on_in_the_same_run_of_its_tracker(tracker, tiny_recipe, command, tmp_path, monkeypatch):
-    if importlib.util.find_spec(tracker) is None:
-        pytest.skip(f"extra `{tracker}` is not installed")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("WANDB_DIR", "WANDB_RUN_ID", "WANDB_RESUME"):
-        monkeypatch.delenv(name, raising=False)
     recipe = tiny_recipe(training={"report_to": tracker, "save_steps": 2, "lr_scheduler_type": "constant"})
-    run, other = tmp_path / "resumed", tmp_path / "other"
+    run, other = tmp_path / "resumed", tmp_path / "other" / "resumed"
     for steps in (2, 4):  # the second goes on from the first's last checkpoint
         assert command("train", recipe, f"training.max_steps={steps}", f"training.output_dir={run}") == 0
     assert len(tracked(tracker, run)) == 1

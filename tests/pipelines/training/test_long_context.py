@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from anyformer.pipelines.errors import UserError
 from anyformer.pipelines.evaluation import position_perplexity
 from anyformer.pipelines.evaluation.position_perplexity import trained_length
@@ -23,35 +22,18 @@ STRETCHED = ["model.max_position_embeddings=128", f"model.rope_parameters={json.
 
 
 @pytest.fixture
-def base(tmp_path) -> str:
-    """A recipe file, and a model it has trained for two steps at 32 tokens."""
-    words = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "and", "then", "it", "sleeps"]
-    text = "\n\n".join(" ".join(words[(i * j) % len(words)] for i in range(120)) for j in range(1, 40))
-    (tmp_path / "text.txt").write_text(text)
-    recipe = {
-        "model": {
-            "family": "decoder",
-            "hidden_size": 32,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "max_position_embeddings": 32,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
-        },
-        "tokenizer": {"vocab_size": 300},
-        "data": {"files": str(tmp_path / "text.txt"), "document": "paragraph", "validation_fraction": 0.2},
-        "objective": {"name": "causal", "sequence_length": 32},
-        "training": {"output_dir": str(tmp_path / "base"), "max_steps": 2, "per_device_train_batch_size": 4},
-        "evaluation": {"metrics": ["perplexity"]},
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    assert main(["train", str(tmp_path / "recipe.yaml")]) == 0
-    return str(tmp_path / "base")
+def recipe(tiny_recipe, tmp_path) -> str:
+    """The file of a recipe that trains for two steps at 32 tokens."""
+    own = {"max_position_embeddings": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}}
+    training = {"output_dir": str(tmp_path / "base"), "max_steps": 2}
+    return str(tiny_recipe(model=own, objective={"sequence_length": 32}, training=training))
 
 
 @pytest.mark.slow
-def test_a_base_model_is_stretched_tuned_and_measured_by_position(base, tmp_path, capsys, monkeypatch):
+def test_a_base_model_is_stretched_tuned_and_measured_by_position(recipe, tmp_path, capsys, monkeypatch):
     pytest.importorskip("matplotlib")
-    recipe, long = str(tmp_path / "recipe.yaml"), str(tmp_path / "long")
+    base, long = str(tmp_path / "base"), str(tmp_path / "long")
+    assert main(["train", recipe]) == 0
     longer = ["objective.sequence_length=96", *STRETCHED]
     tune = ["training.max_steps=1", f"training.output_dir={long}"]
     assert main(["train", recipe, f"model.name_or_path={base}", *longer, *tune]) == 0
@@ -94,15 +76,9 @@ def test_rows_longer_than_the_context_a_model_would_be_saved_with_are_refused(sc
 @pytest.mark.parametrize(
     "override, sentence",
     [
-        ("model.hidden_size=8", "model.hidden_size cannot be set with model.name_or_path; a checkpoint has its own"),
         ("model.rope_parameters={rope_type: yarn, factr: 4}", "did you mean model.rope_parameters.factor?"),
-        (
-            "model.rope_parameters={rope_type: spiral}",
-            "rope_type='spiral' is not one of its choices; known: default",
-        ),
         ("model.rope_parameters={rope_type: linear}", "model.rope_parameters.factor is not set"),
         ("model.rope_parameters={rope_type: yarn, factor: 2.0}", "original_max_position_embeddings is not set"),
-        ("model.max_position_embeddings=0", "model.max_position_embeddings=0 must be at least 1"),
         ("model.pooler_type=men", "model.pooler_type='men' is not one of its choices; did you mean mean?"),
     ],
 )

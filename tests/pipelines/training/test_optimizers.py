@@ -21,7 +21,6 @@ from anyformer import (
     AnyformerDecoderForCausalLM,
     AnyformerMoeConfig,
     AnyformerMoeForCausalLM,
-    AnyformerViTConfig,
     AnyformerViTForImageClassification,
 )
 
@@ -53,11 +52,8 @@ def test_muon_takes_hidden_matrices_only_and_every_parameter_has_one_optimizer(m
     assert len(held) == len({id(p) for p in held}) == len(list(model.parameters()))
 
 
-def test_of_an_image_model_the_patches_are_left_to_adamw():
-    config = AnyformerViTConfig(
-        image_size=8, patch_size=4, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
-    )
-    names = muon_parameter_names(AnyformerViTForImageClassification(config))
+def test_of_an_image_model_the_patches_are_left_to_adamw(tiny_vit_config):
+    names = muon_parameter_names(AnyformerViTForImageClassification(tiny_vit_config()))
     assert names and all(".layers." in n for n in names)
 
 

@@ -36,19 +36,6 @@ def test_a_rate_that_follows_validations_goes_on_with_the_same_ones_alone(tmp_pa
     assert command("train", recipe, "evaluation.metrics=[accuracy,f1_macro]", "evaluation.patience=50") == 0
 
 
-def test_validations_of_one_run_measure_the_same_rows(tmp_path, command, capsys):
-    held = reviews(tmp_path / "held.jsonl", 20, seed=3)
-    data, evaluation = {"validation_files": str(held)}, {"every_steps": 2, "best_metric": None}
-    recipe = task_recipe(
-        tmp_path, "sequence_classification", training={"max_steps": 4}, data=data, evaluation=evaluation
-    )
-    assert command("train", recipe) == 0
-    held.write_text(held.read_text().replace("film", "book"))
-    capsys.readouterr()
-    assert command("train", recipe) == 2
-    assert "the data that validations measure has changed since" in capsys.readouterr().err
-
-
 def test_the_best_of_other_rows_is_no_rival(tmp_path, command):
     """The same metric of other validation rows begins anew to look for the best model."""
     steady = {"max_steps": 6, "lr_scheduler_type": "constant", "learning_rate": 1e-6, "save_steps": 3}

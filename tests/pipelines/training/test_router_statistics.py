@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from anyformer.modeling.configuration import AnyformerDecoderConfig
-from anyformer.modeling.configuration_moe import AnyformerMoeConfig
 from anyformer.pipelines.objectives.causal import CausalCollator
 from anyformer.pipelines.training.guards.router_statistics import RouterStatistics
 from anyformer.pipelines.training.log.progress import describe
@@ -16,7 +14,7 @@ from test_distributed import DOUBLED
 from test_trainer import PatternRows
 from training_steps import small_arguments
 
-from anyformer import AnyformerDecoderForCausalLM, AnyformerMoeForCausalLM
+from anyformer import AnyformerMoeForCausalLM
 
 TOLERANCE = 1e-5  # fp32: batches of other sizes add up in another order
 KEYS = ("load_max", "load_min", "load_cv", "entropy", "dropped", "aux_loss", "z_loss")
@@ -43,17 +41,14 @@ def test_means_are_over_tokens_and_losses_over_steps(tmp_path):
 
 
 @pytest.fixture
-def train(tmp_path):
+def train(tiny_moe_config, tmp_path):
     """Train a tiny model; returns (the trainer, what was logged)."""
 
-    def run(folder, dense=False, checkpoint=None, rows=None, **arguments):
+    def run(folder, checkpoint=None, rows=None, **arguments):
         torch.manual_seed(0)
-        fields = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-        fields |= {"intermediate_size": 32}
-        mixture = None if dense else AnyformerMoeForCausalLM(AnyformerMoeConfig(**fields, num_experts=4))
         defaults = {"max_steps": 6, "logging_steps": 2, "save_steps": 4}
         trainer = AnyformerTrainer(
-            model=mixture or AnyformerDecoderForCausalLM(AnyformerDecoderConfig(**fields)),
+            model=AnyformerMoeForCausalLM(tiny_moe_config()),
             args=small_arguments(tmp_path / folder, **defaults | arguments),
             train_dataset=rows or PatternRows(),
             data_collator=CausalCollator(False),

@@ -21,8 +21,6 @@ from test_trainer import PatternRows
 from training_steps import small_arguments
 from transformers import AutoModelForCausalLM, TrainerControl, TrainerState
 
-from anyformer import AnyformerMoeConfig
-
 STEPS = 24
 
 
@@ -91,9 +89,8 @@ def test_a_step_left_out_changes_neither_weights_nor_optimizer_and_is_no_part_of
     assert word in report["why"] and f"anyformer: step 20 is left out: {report['why']} (training rows " in said
 
 
-def test_a_step_left_out_moves_no_router_and_is_no_part_of_what_is_logged_of_routers(tmp_path):
-    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_experts": 4}
-    config = AnyformerMoeConfig(**sizes, router_bias_update_rate=0.01, router_aux_loss_coef=0.0)
+def test_a_step_left_out_moves_no_router_and_is_no_part_of_what_is_logged_of_routers(tiny_moe_config, tmp_path):
+    config = tiny_moe_config(num_hidden_layers=1, router_bias_update_rate=0.01, router_aux_loss_coef=0.0)
     trainer = trainer_of(config, tmp_path, {3: math.nan}, {"bad_step": "skip"}, logging_steps=5, max_steps=5)
     found = {}
 

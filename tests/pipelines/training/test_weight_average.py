@@ -77,7 +77,6 @@ def test_the_average_is_measured_saved_and_bit_identical_after_a_kill(tiny_recip
 
 
 REFUSED = {
-    ("training.ema_decay=1.0",): "must be below 1",
     ("training.ema_warmup=false",): r"no effect without training\.ema_decay",
     ("training.ema_decay=0.9", "evaluation.average_checkpoints=2"): "are two averages; keep one",
 }
