@@ -61,8 +61,6 @@ def training_arguments(recipe: Recipe, engine: Engine | None = None, per_step: i
     Raises UserError for values that TrainingArguments refuses, such as unknown names.
     """
     section, device = recipe.training, device_type()
-    if device == "cpu":  # accelerate imports DeepSpeed if it is installed, which then searches for an accelerator
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     trackers = [section.report_to] if isinstance(section.report_to, str) else section.report_to
     for tracker in set(trackers) - {"none"}:
         need_package(f"training.report_to={tracker}", tracker, None if tracker == "codecarbon" else tracker)
