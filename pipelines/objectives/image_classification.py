@@ -128,7 +128,7 @@ class ImageClassification(ImageObjective):
     """
 
     name = "image_classification"
-    section = "task"
+    section, row_labels = "task", {"labels": ()}
     Settings = ImageClassificationSettings
     Reads, Learns, Scores, Answers = ReadsClassedImages, LearnsClasses, ClassScores, AnswersClass
     auto_class = AnswersClass.head

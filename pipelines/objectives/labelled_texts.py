@@ -59,7 +59,7 @@ class LabelledTextTask(Objective):
 
     classes_in: ClassVar[Callable | None] = None
 
-    section = "task"
+    section, row_labels = "task", {"labels": ()}
     auto_class = "AutoModelForSequenceClassification"
     # The head reads one token's vector: the last token's in a decoder, the end-of-text token's in an encoder-decoder.
     tokens = Tokens("cls_sep", {"AutoModelForCausalLM": "none", "AutoModelForSeq2SeqLM": "eos"})

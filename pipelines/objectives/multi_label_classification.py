@@ -150,6 +150,7 @@ class MultiLabelClassification(LabelledTextTask):
     Reads, Learns, Scores, Answers = ReadsLabelledTexts, LearnsLabelSets, LabelSetScores, AnswersTexts
     compares, gives = "label_sets", ("prediction", "scores")
     default_metrics = ("f1_micro", "f1_macro")
+    row_labels = {"labels": ("num_labels",)}
     words = replace(
         LabelledTextTask.words,
         loss="nats per label",

@@ -221,7 +221,7 @@ class MultipleChoice(Objective):
     """
 
     name = "multiple_choice"
-    section = "task"
+    section, row_labels = "task", {"labels": ()}
     Settings = MultipleChoiceSettings
     Reads, Scores, Answers = ReadsChoices, ClassScores, AnswersChoices
     auto_class = AnswersChoices.head

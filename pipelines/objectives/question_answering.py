@@ -351,7 +351,7 @@ class QuestionAnswering(Objective):
     """
 
     name = "question_answering"
-    section = "task"
+    section, row_labels = "task", {"labels": (2,)}
     Settings = QuestionAnsweringSettings
     Reads, Learns, Scores, Answers = ReadsQuestions, LearnsSpans, SpanScores, AnswersQuestions
     auto_class = AnswersQuestions.head

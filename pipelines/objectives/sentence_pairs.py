@@ -133,7 +133,7 @@ class SentencePairs(TextObjective):
     """
 
     name = "sentence_pairs"
-    auto_class = "AutoModelForPreTraining"
+    auto_class, row_labels = "AutoModelForPreTraining", {"next_sentence_label": ()}
     tokens = Tokens("cls_sep")
     Settings = SentencePairsSettings
     Reads, Learns, Scores, Answers = ReadsPairs, LearnsPairs, PairScores, FillsMasks

@@ -74,6 +74,8 @@ def rehearsable(recipe: Recipe, devices: Devices, launch: str | None) -> Recipe:
     section, shares = recipe.training, shares_of(recipe.training, devices, launch)
     if recipe.teacher is not None:
         raise UserError("teacher: what one says of a row depends on the row, and is not rehearsed; leave it out")
+    if recipe.learned.name == "preference":
+        raise UserError("task.name=preference: what a reference model says of a pair is not rehearsed; plan counts it")
     computed = planned_dtype(section, devices)
     recipe = with_base(recipe, computed)
     lora = recipe.training.lora

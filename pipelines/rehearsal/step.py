@@ -41,7 +41,6 @@ from .rehearsed import Rehearsal
 # Nothing reads values, and no other process reads rows, which are all the same.
 QUIET = {"logging_strategy": "no", "logging_first_step": False, "save_strategy": "no"}
 QUIET |= {"dataloader_num_workers": 0, "dataloader_persistent_workers": False, "dataloader_prefetch_factor": None}
-OF_ROWS = ("SequenceClassification", "ImageClassification", "MultipleChoice")  # classes with one label for each row
 DEPTH = 4  # names of the parts of a model that are told apart, such as model.layers.0.mlp, have so many words
 NAMES = {"fsdp": "dp_shard"}  # transformers' names of a mesh's dimensions -> those of training.parallelism
 
@@ -74,10 +73,12 @@ def made_step(
         ledger.vocabulary = (batch.vocabulary, batch.vocabulary // mesh.get("tp", 1))
         ledger.recomputes = recipe.training.gradient_checkpointing
         follow(plain(model), ledger)
-        rows = [row_of(batch, plain(model), documents)] * (8 * arguments.train_batch_size * arguments.world_size)
+        row = row_of(batch, plain(model), objective, documents)
+        rows = [row] * (8 * arguments.train_batch_size * arguments.world_size)
+        collate = partial(together, objective)
         learns = objective.Learns(Data(objective, objective.Reads(objective)))
         parts = {"section": recipe.training, "engine": engine, "learns": learns}
-        trainer = AnyformerTrainer(model=model, args=arguments, train_dataset=rows, data_collator=together, **parts)
+        trainer = AnyformerTrainer(model=model, args=arguments, train_dataset=rows, data_collator=collate, **parts)
         watch = SecondStep(ledger, micro_batches, around, lambda: trainer.model_wrapped)
         trainer.add_callback(watch)
         with ledger(), StepFunctions(ledger, of_gpus=not devices.is_cpu), suppress(Done):
@@ -198,20 +199,27 @@ def built(
     return model
 
 
-def row_of(batch: Batch, model, documents: int) -> dict[str, torch.Tensor]:
+def row_of(batch: Batch, model, objective: Objective, documents: int) -> dict[str, torch.Tensor]:
     """A row of a batch, of several documents of equal length."""
-    row = {name: torch.zeros(x.shape[1:], dtype=x.dtype) for name, x in batch.inputs(model).items() if name != "labels"}
-    labels = batch.inputs(model)["labels"][0]
-    row["labels"] = labels[0] if type(model).__name__.endswith(OF_ROWS) else labels
+    inputs = batch.inputs(model)
+    row = {name: torch.zeros(x.shape[1:], dtype=x.dtype) for name, x in inputs.items() if name != "labels"}
+    row["labels"] = inputs["labels"][0]
+    for name, shape in objective.row_labels.items():
+        sizes = [getattr(model.config, size) if isinstance(size, str) else size for size in shape]
+        row[name] = torch.zeros(sizes, dtype=torch.long)
     if documents > 1:
         row["position_ids"] = torch.arange(batch.tokens) % -(-batch.tokens // documents)
     return row
 
 
-def together(rows: list[dict]) -> dict:
-    """A batch of rows."""
+def together(objective: Objective, rows: list[dict]) -> dict:
+    """A batch of rows, of each as many sequences as the objective's rows have."""
     names = [name for name, x in rows[0].items() if isinstance(x, torch.Tensor)]
-    return {name: torch.stack([row[name] for row in rows]) for name in names} | row_ids(rows)
+    batch, sequences = {name: torch.stack([row[name] for row in rows]) for name in names}, objective.planned().sequences
+    for name in batch.keys() - objective.row_labels.keys():
+        is_of_choices = name == "input_ids" and batch[name].dim() == 3
+        batch[name] = batch[name].repeat_interleave(sequences, dim=1 if is_of_choices else 0)
+    return batch | row_ids(rows)
 
 
 # ------------------------------------------------------------------------------------------------- where a step is

@@ -12,6 +12,7 @@ from anyformer.pipelines.rehearsal.rehearse import rehearsable, rehearse
 from anyformer.pipelines.rehearsal.step import made_step
 from processes import in_fresh_process, run_ranks
 from rehearsed import needs_mesh
+from task_data import task_recipe
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, PreTrainedConfig
@@ -116,6 +117,26 @@ def test_a_rehearsed_step_is_what_real_processes_do(name, recipe_of, tmp_path):
         assert getattr(rehearsed, part) == getattr(real, part), part
     peak = real.weights_bytes + real.states_bytes + added
     assert rehearsed.peak_bytes == pytest.approx(peak, rel=NEAR)
+
+
+# {task with labels of another kind: (one that reads as much of a row for its answer, how many of its sequences)}.
+TASKS = {
+    "multi_label_classification": ("sequence_classification", 1),
+    "multiple_choice": ("sequence_classification", 4),
+    "question_answering": ("token_classification", 1),
+    "sentence_similarity": ("token_classification", 2),
+}
+
+
+@needs_mesh
+@pytest.mark.parametrize("name", TASKS)
+def test_each_kind_of_labels_is_rehearsed_with_all_sequences_of_a_row(name, tmp_path):
+    other, sequences = TASKS[name]
+    flops = []
+    for task in (name, other):
+        recipe = load_recipe(str(task_recipe(tmp_path, task, task, task={"max_length": 40})))
+        flops.append(rehearse(recipe, devices_of("2xcpu")).flops / recipe.training.per_device_train_batch_size)
+    assert flops[0] == pytest.approx(sequences * flops[1], rel=0.1)
 
 
 @needs_mesh
