@@ -19,14 +19,12 @@ class RMSNorm(nn.RMSNorm):
     The class's name matters: transformers initialises norms as such if it contains LayerNorm or RMSNorm.
     """
 
-    def forward(self, x):
-        """(..., D) -> (..., D), in the input's dtype."""
-        return self.normalized(x, self.weight)
-
-    def normalized(self, x, weight):
+    def forward(self, x, weight=None):
+        """(..., D) -> (..., D), in the input's dtype. weight: (D,), in place of its own."""
+        weight = self.weight if weight is None else weight
         if x.dtype != weight.dtype:  # torch's function takes one dtype
             wide = torch.promote_types(x.dtype, weight.dtype)
-            return self.normalized(x.to(wide), weight.to(wide)).to(x.dtype)
+            return self.forward(x.to(wide), weight.to(wide)).to(x.dtype)
         return RULES.get("rms_norm", rms_norm)(x, self.normalized_shape, weight, self.eps)
 
 

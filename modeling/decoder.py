@@ -130,6 +130,7 @@ class CausalLanguageModel:
         return_logits: bool | None = None,
         encoder_hidden_states: torch.FloatTensor | None = None,
         encoder_attention_mask: torch.Tensor | None = None,
+        cache=None,  # transformers' pipeline stages hand on what the signature names
         **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithCrossAttentions:
         """Predict the next token.
@@ -148,7 +149,7 @@ class CausalLanguageModel:
             kwargs |= {"encoder_hidden_states": encoder_hidden_states, "encoder_attention_mask": encoder_attention_mask}
         inputs = kwargs | {"input_ids": input_ids, "inputs_embeds": inputs_embeds}
         inputs |= {"attention_mask": attention_mask, "position_ids": position_ids, "return_dict": True}
-        outputs = self.model(past_key_values=past_key_values, use_cache=use_cache, **inputs)
+        outputs = self.model(past_key_values=past_key_values, cache=cache, use_cache=use_cache, **inputs)
         hidden_states, loss, losses, logits, mtp_loss = outputs.last_hidden_state, None, None, None, None
         if shift_labels is None and labels is not None:
             shift_labels = shift_left(labels)

@@ -20,4 +20,4 @@ class ZeroCenteredRMSNorm(RMSNorm):
 
     def forward(self, x):
         """(..., D) -> (..., D), in the input's dtype."""
-        return self.normalized(x, 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)))
+        return super().forward(x, 1 + self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)))
