@@ -83,8 +83,9 @@ def add_image_processors(module) -> None:
 
 
 def add_backend(module) -> None:
-    """Add our attention backend for all models. module: transformers' modeling_utils, which has the registry."""
+    """Add our attention backend for all models, and norms of our own. module: transformers' modeling_utils."""
     importlib.import_module(".kernels", __package__)  # which registers it; it may itself be what imports `module`
+    RULES.update(rms_norm=importlib.import_module(".kernels.norms", __package__).rms_norm)
 
 
 def delta_kernels() -> dict:

@@ -28,7 +28,5 @@ publishing/publish.py: the upload.
 """
 
 from .freed_memory import bound_caches
-from .transformers_logging import quiet_libraries
 
 bound_caches()
-quiet_libraries()

@@ -1,17 +1,9 @@
-"""Silences the logs of transformers and of libraries below it, where our own messages say it or nobody asked."""
+"""Silences transformers' log where our own messages say the same in one sentence."""
 
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-
-def quiet_libraries() -> None:
-    """Two libraries tell a machine without a GPU what it lacks when PEFT or accelerate import them, one on stdout."""
-    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    logging.getLogger("DeepSpeed").addFilter(
-        lambda said: not said.getMessage().startswith("Setting accelerator to CPU")
-    )
 
 
 @contextmanager

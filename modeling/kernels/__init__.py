@@ -9,8 +9,6 @@ saved model, which runs sdpa where the package is absent.
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.modeling_utils import AttentionInterface
 
-from ..traits import RULES
-from .norms import rms_norm
 from .tiles import supports_backend, tiles_attention, tiles_mask
 
 NAME = "anyformer"
@@ -28,4 +26,3 @@ def computes(config_class: type, supports: str = "_supports_sdpa") -> bool:
 
 AttentionInterface.register(NAME, tiles_attention)
 AttentionMaskInterface.register(NAME, tiles_mask)
-RULES.update(rms_norm=rms_norm)

@@ -1,6 +1,7 @@
 """Runs one command; every error ends in a message of one sentence and an exit code."""
 
 import json
+import logging
 import os
 import re
 import sys
@@ -21,6 +22,7 @@ EXIT_BUG, EXIT_USER_ERROR, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 2, 130, 141
 def main(argv: Sequence[str]) -> int:
     """Run one command; return its exit code, or 2 user error, 130 interrupted, 141 broken pipe, 1 a bug of ours."""
     argv = list(argv)
+    _quiet_libraries()
     debug = "--debug" in argv
     try:
         if not argv:
@@ -59,6 +61,16 @@ def main(argv: Sequence[str]) -> int:
             return _fail(sentence, EXIT_USER_ERROR, debug)
         description = " ".join(f"{type(error).__name__}: {error}".split())
         return _fail(f"unexpected {description[:500]}; run again with --debug for the traceback", EXIT_BUG, debug)
+
+
+def _quiet_libraries() -> None:
+    """Two libraries tell a machine without a GPU what it lacks when PEFT or accelerate import them, one on stdout."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    logging.getLogger("DeepSpeed").addFilter(_is_asked_for)
+
+
+def _is_asked_for(said: logging.LogRecord) -> bool:
+    return not said.getMessage().startswith("Setting accelerator to CPU")
 
 
 def _on_base(args):

@@ -82,7 +82,8 @@ class Objective:
     compared by text and by position.
     unsmoothed: what label smoothing has no effect on; "": it has an effect.
     unused_weights: prefixes of the names of weights that the model has and the objective does not use.
-    row_labels: {name: shape in a row} of the labels that are not one for each token; a word is a field of the config.
+    row_labels: {name: shape in a row} of labels that are not one for each token (a word: a field of the config); None:
+    a model that reads the row gives them.
     taught: what a teacher (teachers.py) can predict for its rows: "tokens", "classes", "tags", "vectors" or "nothing".
     """
 
@@ -108,7 +109,7 @@ class Objective:
     predicts_each_position: ClassVar[bool] = False
     unsmoothed: ClassVar[str] = ""
     unused_weights: ClassVar[tuple[str, ...]] = ()
-    row_labels: ClassVar[Mapping[str, tuple[int | str, ...]]] = MappingProxyType({})
+    row_labels: ClassVar[Mapping[str, tuple[int | str, ...]] | None] = MappingProxyType({})
     taught: ClassVar[str] = "nothing"
 
     def __init_subclass__(cls, **kwargs):

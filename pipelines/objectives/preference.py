@@ -168,6 +168,7 @@ class Preference(ChatTask):
     Reads, Learns, Scores = ReadsPairs, LearnsPairs, RewardScores
     compares = "rewards"
     default_metrics = ("reward_accuracy", "reward_margin")
+    row_labels = None  # with the reference model's log-probabilities
     words = replace(ChatTask.words, row="pair", loss="nats per pair")
 
     def planned(self) -> Planned:

@@ -15,6 +15,7 @@ from ..accounting.plan import check_devices, planned_stage
 from ..accounting.step_memory import planned_dtype
 from ..adapters import NF4
 from ..errors import UserError, did_you_mean, first_line
+from ..plugins import objective_of
 from ..recipes.parallelism import words_of
 from ..recipes.schema import ParallelismSettings, Recipe, TrainingSection
 from ..recipes.stage_plan import stages_of
@@ -74,8 +75,9 @@ def rehearsable(recipe: Recipe, devices: Devices, launch: str | None) -> Recipe:
     section, shares = recipe.training, shares_of(recipe.training, devices, launch)
     if recipe.teacher is not None:
         raise UserError("teacher: what one says of a row depends on the row, and is not rehearsed; leave it out")
-    if recipe.learned.name == "preference":
-        raise UserError("task.name=preference: what a reference model says of a pair is not rehearsed; plan counts it")
+    objective = objective_of(recipe)
+    if objective.row_labels is None:
+        raise UserError(f"{objective.setting}: what a model says of a row is not rehearsed; plan counts its memory")
     computed = planned_dtype(section, devices)
     recipe = with_base(recipe, computed)
     lora = recipe.training.lora
